@@ -1,0 +1,42 @@
+"""The errors and warnings that fastpatch raises; a room below every other, so that any of them can."""
+
+from __future__ import annotations
+
+
+class BuildError(RuntimeError):
+    """The native library could not be built or loaded.
+
+    Attributes:
+        output: all that the compiler printed; empty when it was never reached.
+    """
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message, output)
+        self.message = message
+        self.output = output
+
+    def __str__(self) -> str:
+        return f"{self.message}\n\n{self.output}" if self.output else self.message
+
+
+class FallbackError(RuntimeError):
+    """Under ``strict=True``, a call reached a patch point and could not be served.
+
+    Attributes:
+        target: the target's name, e.g. ``"sgd"``.
+        reason: the stable reason code, e.g. ``"sparse_grad"``.
+    """
+
+    def __init__(self, target: str, reason: str, detail: str = "") -> None:
+        super().__init__(target, reason, detail)
+        self.target = target
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        why = f": {self.detail}" if self.detail else ""
+        return f"fastpatch: {self.target} can't be served ({self.reason}){why}; strict=True forbids the fallback"
+
+
+class NativeBuildWarning(UserWarning):
+    """``enable()`` found no usable native library: stock PyTorch goes on serving every call."""

@@ -1,0 +1,196 @@
+"""Patch points: attributes that a proxy replaces, and their way back. The only user of wrapt.
+
+A proxy is an ``ObjectProxy`` whose type's ``__call__`` is a C builtin: between the user's call and stock stands no
+Python frame of ours, so that a warning of stock's still names the user's line. All else (name, signature, hash, equality,
+``isinstance``) is the replaced object's.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import wrapt
+from torch.jit import _builtins
+
+MakeEntry = Callable[[Any], Any]
+
+_lock = threading.RLock()
+# torch.jit knows builtins by id(): a proxy that is registered there must outlive every other object.
+_immortal: list[object] = []
+
+
+def _proxy(stock: object, entry: Any, qualified: str, *, method: bool) -> Any:
+    """A proxy of ``stock`` that ``entry`` is called for. ``qualified`` is what it pickles as: "package.module:name"."""
+
+    def as_name(self: object, protocol: object = None) -> tuple[Any, ...]:
+        # Whatever the attribute holds when it is loaded, perhaps where fastpatch isn't installed.
+        return pkgutil.resolve_name, (qualified,)
+
+    def same(self: object, memo: object = None) -> object:
+        return self  # like a function: copies are the object itself
+
+    def bind(self: object, instance: object, owner: object = None) -> object:
+        return self if instance is None else types.MethodType(self, instance)  # type: ignore[arg-type]
+
+    body: dict[str, Any] = {
+        "__call__": entry,
+        "__reduce_ex__": as_name,
+        "__reduce__": as_name,
+        "__copy__": same,
+        "__deepcopy__": same,
+        "__repr__": lambda self: repr(self.__wrapped__),
+    }
+    if method:
+        body["__get__"] = bind
+    return type("PatchedFunction", (wrapt.ObjectProxy,), body)(stock)
+
+
+class PatchPoint:
+    """An attribute ``name`` of ``owner`` (a module or class), replaced while its target is on.
+
+    ``make_entry`` gives the C builtin that is called instead of what it is given. The native library must be loaded.
+    """
+
+    method = False
+
+    def __init__(self, owner: Any, name: str, make_entry: MakeEntry, qualified: str, jit_builtin: str | None = None):
+        self.owner = owner
+        self.name = name
+        self.qualified = qualified
+        self._make_entry = make_entry
+        self._jit_builtin = jit_builtin
+        self._stock: Any = None
+        self._proxy: Any = None
+        # (what it replaces, its maker, proxy, entry) of all proxies so far: who kept one is served again after the
+        # next install.
+        self._made: list[tuple[Any, MakeEntry, Any, Any]] = []
+
+    @property
+    def installed(self) -> bool:
+        return self._proxy is not None
+
+    @property
+    def stock(self) -> Any:
+        """The object that is replaced, or would be."""
+        return self._stock if self.installed else self._current()
+
+    def _current(self) -> Any:
+        return vars(self.owner)[self.name]
+
+    def _make(self, stock: Any, make_entry: MakeEntry) -> Any:
+        """The proxy of ``stock``, live from now on."""
+        from . import _native
+
+        for known, maker, proxy, entry in self._made:
+            if known is stock and maker is make_entry:
+                _native.set_live(entry, True)
+                return proxy
+        entry = make_entry(stock)
+        proxy = _proxy(stock, entry, self.qualified, method=self.method)
+        self._made.append((stock, make_entry, proxy, entry))
+        if self._jit_builtin is not None:
+            # The table is built first, else the proxy would take the original's place in it.
+            _builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+            _builtins._register_builtin(proxy, self._jit_builtin)
+            _immortal.append(proxy)
+        _native.set_live(entry, True)
+        return proxy
+
+    def install(self) -> None:
+        with _lock:
+            if not self.installed:
+                self._stock = self._current()
+                self._proxy = self._make(self._stock, self._make_entry)
+                setattr(self.owner, self.name, self._proxy)
+
+    def restore(self) -> None:
+        """Puts the replaced object back, unless somebody has patched over us: then ours passes all calls through."""
+        from . import _native
+
+        with _lock:
+            if not self.installed:
+                return
+            for _, _, _, entry in self._made:
+                _native.set_live(entry, False)
+            original = self._original(self._current())
+            if original is None:
+                warnings.warn(
+                    f"fastpatch: {self.qualified.replace(':', '.')} was replaced by somebody else while patched; it is "
+                    "left as it is, and fastpatch's part of it passes every call to PyTorch from now on",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            else:
+                setattr(self.owner, self.name, original)
+            self._stock = self._proxy = None
+
+    def _original(self, current: Any) -> Any | None:
+        """What to put back in place of ``current``; None if that isn't ours."""
+        return self._stock if current is self._proxy else None
+
+
+class StepPatchPoint(PatchPoint):
+    """An optimizer's ``step``, which torch itself replaces when the first optimizer of the class is constructed.
+
+    torch wraps ``step`` in its profiler range and step hooks (``Optimizer.profile_hook_step``) and marks the result
+    ``hooked``. A step that is hooked already gets a proxy around all of that, whose entry runs torch's wrapper whenever
+    a hook or profiler is there. A step that isn't must not be hooked by us (a subclass that calls it would run its
+    hooks twice): it gets a bare proxy, torch hooks that, and the next step then puts a proxy around torch's wrapper.
+    """
+
+    method = True
+
+    def __init__(
+        self,
+        owner: type[torch.optim.Optimizer],
+        make_hooked: MakeEntry,
+        make_bare: MakeEntry,
+        set_promote: Callable[[Callable[[], None] | None], None],
+        qualified: str,
+    ):
+        super().__init__(owner, "step", make_bare, qualified)
+        self._make_bare = make_bare
+        self._make_hooked = make_hooked
+        self._set_promote = set_promote
+        self._bare_proxy: Any = None
+
+    def install(self) -> None:
+        with _lock:
+            if not self.installed:
+                hooked = getattr(self._current(), "hooked", False)
+                self._make_entry = self._make_hooked if hooked else self._make_bare
+                super().install()
+                self._bare_proxy = None if hooked else self._proxy
+                self._set_promote(None if hooked else self._promote)
+
+    def _is_our_hooked(self, current: Any) -> bool:
+        """Has torch hooked our bare proxy?"""
+        return (
+            type(current) is types.FunctionType
+            and bool(getattr(current, "hooked", False))
+            and self._bare_proxy is not None
+            and getattr(current, "__wrapped__", None) is self._bare_proxy
+        )
+
+    def _promote(self) -> None:
+        """Called by the bare proxy's entry once ``step`` is a function again."""
+        with _lock:
+            current = self._current()
+            if self.installed and self._is_our_hooked(current):
+                self._proxy = self._make(current, self._make_hooked)
+                setattr(self.owner, self.name, self._proxy)
+
+    def _original(self, current: Any) -> Any | None:
+        promoted = self._bare_proxy is not None and self._proxy is not self._bare_proxy
+        if (promoted and current is self._proxy) or self._is_our_hooked(current):
+            # As it would be had fastpatch never been there: the original, hooked by torch.
+            step: Any = torch.optim.Optimizer.profile_hook_step(self._stock)
+            step.hooked = True
+            return step
+        return super()._original(current)

@@ -1,0 +1,85 @@
+"""What happened, and what would: counters as a Report, explain()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import _build, _switch
+from .targets import TARGETS, Explanation
+
+
+@dataclass(frozen=True)
+class Report:
+    """How many calls each target served and how many fell back to stock, with the reasons.
+
+    A unit is a loss call, or a parameter that ``SGD.step`` updated; a refusal of a whole parameter group counts once.
+    ``str()`` gives a table.
+    """
+
+    _counts: dict[str, tuple[int, dict[str, int]]]
+    _reasons: dict[str, str]
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """``{"sgd": {"fast": 3, "fallback": {"sparse_grad": 1}}, ...}``"""
+        return {name: {"fast": fast, "fallback": dict(reasons)} for name, (fast, reasons) in self._counts.items()}
+
+    def __str__(self) -> str:
+        lines = [f"{'target':<16} {'fast':>12} {'fallback':>12}  reason"]
+        for name, (fast, reasons) in self._counts.items():
+            lines.append(f"{name:<16} {fast:>12} {sum(reasons.values()):>12}")
+            for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+                lines.append(f"{'':<16} {'':>12} {count:>12}  {reason}: {self._reasons[reason]}")
+        return "\n".join(lines)
+
+
+def report() -> Report:
+    """The counters since the start of the process or the last ``reset_report()``, over all threads."""
+    if not _switch.is_set_up():
+        return Report({name: (0, {}) for name in TARGETS}, {})
+    from . import _native
+
+    return Report({name: _native.counts(name) for name in TARGETS}, _native.reasons())
+
+
+def reset_report() -> None:
+    """Sets all counters to zero."""
+    if _switch.is_set_up():
+        from . import _native
+
+        _native.reset_counts()
+
+
+def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Would this call be served by the compiled implementation, here and now? Runs nothing, changes nothing.
+
+    Args:
+        fn: ``F.smooth_l1_loss``, an ``nn.SmoothL1Loss``, the ``step`` of an SGD, or what these were before
+            ``enable()``.
+        args, kwargs: what it would be called with. A step is judged by the gradients and state of this moment.
+
+    Returns:
+        Explanation: ``.fast``, ``.reason`` (a stable code, None if fast), ``.detail`` (a sentence).
+
+    Raises:
+        ValueError: no target serves calls of ``fn``.
+
+    Example:
+        >>> print(fastpatch.explain(F.smooth_l1_loss, input, target.double()))
+        smooth_l1_loss: stock, because of dtype: only float32 is served, and one dtype for all tensors of a call
+    """
+    target = next((target for target in TARGETS.values() if target.owns(fn)), None)
+    if target is None:
+        raise ValueError(
+            f"fastpatch.explain: no target serves {fn!r}; give F.smooth_l1_loss, an nn.SmoothL1Loss or the step of a "
+            "torch.optim.SGD"
+        )
+    if platform := _build.unsupported_platform():
+        return Explanation(target.name, False, "unsupported_platform", f"there is no native library for {platform}")
+    if not _switch.is_enabled(target.name):
+        if (failure := _switch.failure(target.name)) is not None:
+            return Explanation(target.name, False, "not_built", failure)
+        text = f"{target.name} isn't on in this thread and scope; fastpatch.enable() turns it on"
+        return Explanation(target.name, False, "disabled", text)
+    return target.explain(fn, args, kwargs)

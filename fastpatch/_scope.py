@@ -1,0 +1,140 @@
+"""enabled() and disabled(): targets on or off in one thread or task, for a while."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ._switch import INHERIT, NAMES, OFF, ON, STRICT, check_strict, checked, ready, scopes
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Scope:
+    """A context manager and decorator that sets the switches of some targets in this context."""
+
+    _word: str
+    _switch: int
+
+    def __init__(self, targets: tuple[str, ...]) -> None:
+        self._targets = checked(self._word, targets)
+        self._entered: list[tuple[list[int], tuple[str, ...]]] = []
+
+    def _begin(self) -> tuple[str, ...]:
+        """The names whose switch this scope really sets."""
+        return self._targets
+
+    def _hold(self, names: tuple[str, ...], change: int) -> None:
+        """Counts this scope among those that turn the targets on."""
+
+    def __enter__(self) -> None:
+        names = self._begin()
+        switches = [self._switch if name in names else INHERIT for name in NAMES]
+        self._hold(names, +1)
+        scopes.set((switches, scopes.get()))
+        self._entered.append((switches, names))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        switches, names = self._entered.pop()
+        switches[:] = [INHERIT] * len(switches)
+        # Closed scopes leave the stack when they are on top of it: scopes may end in any order.
+        top = scopes.get()
+        while top is not None and not any(top[0]):
+            top = top[1]
+        scopes.set(top)
+        self._hold(names, -1)
+
+    def _again(self) -> Scope:
+        raise NotImplementedError
+
+    def __call__(self, function: _F) -> _F:
+        if not callable(function):
+            raise TypeError(f"fastpatch.{self._word}: can only decorate a function, not {function!r}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"fastpatch.{self._word}: can't decorate the generator function {function.__qualname__!r}, whose "
+                "caller would be inside the scope between its steps; use `with` around the calls in its body"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def in_scope(*args: Any, **kwargs: Any) -> Any:
+                with self._again():
+                    return await function(*args, **kwargs)
+
+        else:
+
+            @functools.wraps(function)
+            def in_scope(*args: Any, **kwargs: Any) -> Any:
+                with self._again():
+                    return function(*args, **kwargs)
+
+        return in_scope  # type: ignore[return-value]
+
+
+class enabled(Scope):
+    """Turns targets on in this thread or asynchronous task, for a ``with`` block or a decorated function.
+
+    Other threads and tasks aren't touched: neither those started inside the block (a new thread starts with an empty
+    context; a task started inside inherits the scope until it ends) nor autograd's own threads, in which hooks of a
+    backward pass on a GPU run. Scopes nest, the innermost one that names a target decides, and they may end in any
+    order.
+
+    Args:
+        targets: names out of ``fastpatch.targets()``; none means all.
+        strict: see ``enable``.
+
+    Raises:
+        ValueError: an unknown target.
+        BuildError: on entering with ``strict``, if the native library can't be had.
+
+    Example:
+        >>> with fastpatch.enabled("sgd"):
+        ...     optimizer.step()
+        >>> @fastpatch.enabled()
+        ... def train(): ...
+    """
+
+    _word = "enabled"
+
+    def __init__(self, *targets: str, strict: bool = False) -> None:
+        super().__init__(targets)
+        check_strict(self._word, strict)
+        self._strict = strict
+        self._switch = STRICT if strict else ON
+
+    def _begin(self) -> tuple[str, ...]:
+        return ready(self._targets, self._strict)
+
+    def _hold(self, names: tuple[str, ...], change: int) -> None:
+        hold(names, change)
+
+    def _again(self) -> enabled:
+        return enabled(*self._targets, strict=self._strict)
+
+
+class disabled(Scope):
+    """Turns targets off in this thread or asynchronous task, for a ``with`` block or a decorated function.
+
+    The counterpart of ``enabled``, with the same rules.
+
+    Args:
+        targets: names out of ``fastpatch.targets()``; none means all.
+
+    Raises:
+        ValueError: an unknown target.
+    """
+
+    _word = "disabled"
+    _switch = OFF
+
+    def __init__(self, *targets: str) -> None:
+        super().__init__(targets)
+
+    def _again(self) -> disabled:
+        return disabled(*self._targets)

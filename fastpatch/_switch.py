@@ -1,0 +1,243 @@
+"""enable and disable: which targets are on, for the process and here and now.
+
+Two things decide: a switch for the process, and scopes (``_scope``), a context variable's stack of lists with one
+switch for each target, read in C at every call. A target's patch points are in place while its process switch is on or any
+scope that turns it on is open, anywhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from . import _build
+from ._errors import BuildError, FallbackError, NativeBuildWarning
+from .targets import TARGETS, Target
+
+_log = logging.getLogger("fastpatch")
+
+# The switches of csrc/entry.h.
+INHERIT, OFF, ON, STRICT, PROOF = range(5)
+
+# None outside every scope, else (switches, enclosing pair or None). A closed scope's switches are all INHERIT, so
+# it has no effect even in a context where it could not be taken off the stack.
+Scopes = tuple[list[int], Any]
+scopes: ContextVar[Scopes | None] = ContextVar("fastpatch_scopes", default=None)
+
+NAMES = tuple(TARGETS)
+
+_lock = threading.RLock()
+_process: dict[str, int] = dict.fromkeys(NAMES, OFF)
+_open_scopes: dict[str, int] = dict.fromkeys(NAMES, 0)  # those that turn the target on
+_unfit: dict[str, str] = {}  # targets whose proof failed, and what differed
+_fit: set[str] = set()
+_is_set_up = False
+_build_failure: str | None = None
+_warned: set[str] = set()
+
+_T = TypeVar("_T")
+
+
+def targets() -> tuple[str, ...]:
+    """The names of all targets: ``("smooth_l1_loss", "sgd")``."""
+    return NAMES
+
+
+def enable(*targets: str, strict: bool = False) -> None:
+    """Turns targets on for the whole process; again is the same as once.
+
+    The first call builds the native library if the cache has none for this torch (it says so on stderr, and takes
+    about a minute), and proves of each target that the compiled path serves and equals stock bit for bit. A target
+    that can't be turned on is left to stock, with a warning that says why.
+
+    Args:
+        targets: names out of ``fastpatch.targets()``; none means all.
+        strict: a call that reaches a patch point and can't be served raises ``FallbackError`` instead of falling back,
+            and a failing build raises ``BuildError`` instead of warning. The last ``enable`` of a target decides.
+
+    Raises:
+        ValueError: an unknown target.
+        BuildError: with ``strict``, if the native library can't be had.
+
+    Example:
+        >>> import fastpatch
+        >>> fastpatch.enable()
+    """
+    names = checked("enable", targets)
+    check_strict("enable", strict)
+    with _lock:
+        for name in ready(names, strict):
+            _process[name] = STRICT if strict else ON
+            _apply(name)
+            _log.info("fastpatch: %s is on%s", name, " (strict)" if strict else "")
+
+
+def disable(*targets: str) -> None:
+    """Turns targets off for the whole process; the last one out puts every replaced attribute back.
+
+    Scopes that are open elsewhere (``with fastpatch.enabled()``) keep theirs until they end.
+
+    Args:
+        targets: names out of ``fastpatch.targets()``; none means all.
+
+    Raises:
+        ValueError: an unknown target.
+    """
+    names = checked("disable", targets)
+    with _lock:
+        for name in names:
+            if _process[name] != OFF:
+                _process[name] = OFF
+                _apply(name)
+
+
+def is_enabled(target: str | None = None) -> bool:
+    """Would the compiled implementation be tried here and now: in this thread, task and scope?
+
+    Args:
+        target: one name, or None to ask whether any target is on.
+
+    Raises:
+        ValueError: an unknown target.
+    """
+    names = NAMES if target is None else checked("is_enabled", (target,))
+    return any(switch_here(name) >= ON for name in names)
+
+
+def switch_here(name: str) -> int:
+    """The switch that decides for a target in this context."""
+    if not _is_set_up:
+        return OFF
+    from . import _native
+
+    return _native.get_switch(name)
+
+
+def is_set_up() -> bool:
+    """Is the native library loaded?"""
+    return _is_set_up
+
+
+def failure(name: str) -> str | None:
+    """Why a target could not be turned on, if that was tried."""
+    return _unfit.get(name, _build_failure)
+
+
+def checked(function: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in TARGETS:
+            valid = ", ".join(repr(known) for known in NAMES)
+            raise ValueError(f"fastpatch.{function}: unknown target {name!r}; targets are {valid}")
+    return names or NAMES
+
+
+def check_strict(function: str, strict: bool) -> None:
+    if not isinstance(strict, bool):
+        raise TypeError(f"fastpatch.{function}: strict must be True or False, not {strict!r}")
+
+
+def hold(names: tuple[str, ...], change: int) -> None:
+    """Counts a scope (+1 when it opens, -1 when it ends) among those that want the targets patched."""
+    with _lock:
+        for name in names:
+            _open_scopes[name] += change
+            _apply(name)
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        # To the caller of enable() or of the scope; how many frames of ours are between differs.
+        level = 2
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+            frame, level = frame.f_back, level + 1
+        warnings.warn(text, NativeBuildWarning, stacklevel=level - 1)
+
+
+def ready(names: tuple[str, ...], strict: bool) -> tuple[str, ...]:
+    """Those of the targets that the native library serves here; loads (or builds) it, and proves them."""
+    with _lock:
+        return _ready(names, strict)
+
+
+def _ready(names: tuple[str, ...], strict: bool) -> tuple[str, ...]:
+    global _build_failure
+    try:
+        _set_up()
+    except BuildError as error:
+        _build_failure = error.message
+        if strict:
+            raise
+        _warn_once(f"fastpatch is off, PyTorch serves every call: {error.message}")
+        return ()
+    for name in names:
+        if name not in _fit and name not in _unfit:
+            difference = _proof(TARGETS[name])
+            if difference is None:
+                _fit.add(name)
+            else:
+                _unfit[name] = f"fastpatch leaves {name!r} to PyTorch, since its self-test failed: {difference}"
+        if name in _unfit:
+            if strict:
+                raise BuildError(_unfit[name])
+            _warn_once(_unfit[name])
+    return tuple(name for name in names if name in _fit)
+
+
+def _set_up() -> None:
+    global _is_set_up
+    if not _is_set_up:
+        native = _build.load()
+        native.setup(scopes, FallbackError, NAMES)
+        for target in TARGETS.values():
+            _in_fresh_thread(target.prepare)
+        _is_set_up = True
+
+
+def _proof(target: Target) -> str | None:
+    def prove() -> str | None:
+        scopes.set(([PROOF] * len(NAMES), None))
+        try:
+            return target.prove()
+        except FallbackError as error:
+            return f"a call was refused ({error.reason})"
+
+    return _in_fresh_thread(prove)
+
+
+def _in_fresh_thread(function: Callable[[], _T]) -> _T:
+    """Runs in a thread of its own: whatever mode, autocast or inference the caller is in, that one is in none."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.extend((function(), None))
+        except BaseException as error:
+            outcome.extend((None, error))
+
+    thread = threading.Thread(target=run, name="fastpatch-self-test", daemon=True)
+    thread.start()
+    thread.join()
+    value, error = outcome
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]
+
+
+def _apply(name: str) -> None:
+    """Brings a target's process switch and patch points in line with who wants it on."""
+    from . import _native
+
+    _native.set_switch(name, _process[name])
+    wanted = _process[name] != OFF or _open_scopes[name] > 0
+    for point in TARGETS[name].points:
+        if wanted:
+            point.install()
+        else:
+            point.restore()

@@ -1,0 +1,11 @@
+// The functions that each target adds to fastpatch._native.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+namespace fastpatch {
+
+PyMethodDef* smooth_l1_loss_methods();
+PyMethodDef* sgd_methods();
+
+}  // namespace fastpatch

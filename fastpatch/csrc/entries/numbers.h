@@ -1,0 +1,13 @@
+// Python numbers as hyperparameters.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+#include "../reasons.h"
+
+namespace fastpatch {
+
+// A float, int or numpy.float64 that becomes a finite float32. NaN, infinities, bools and other types are refused.
+Reason check_number(PyObject* object, double* value);
+
+}  // namespace fastpatch

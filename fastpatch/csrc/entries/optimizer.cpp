@@ -1,0 +1,323 @@
+#include "optimizer.h"
+
+#include "../python_tensor.h"
+#include "numbers.h"
+
+namespace fastpatch {
+namespace {
+
+struct Facts {
+  PyTypeObject* sgd = nullptr;
+  PyObject* init_group = nullptr;
+  PyObject* step_code = nullptr;
+  PyObject* global_pre_hooks = nullptr;
+  PyObject* global_post_hooks = nullptr;
+  PyTypeObject* defaultdict = nullptr;
+  bool hash_is_id = false;  // Tensor.__hash__ is id(), so a look-up needn't call it
+} facts;
+
+// Interned once: a look-up then compares pointers.
+#define FASTPATCH_NAMES(X)                                                                                            \
+  X(param_groups)                                                                                                     \
+  X(params) X(lr) X(momentum) X(dampening) X(weight_decay) X(nesterov) X(maximize) X(fused) X(defaults)               \
+      X(differentiable) X(state) X(momentum_buffer) X(grad_scale) X(found_inf) X(_init_group) X(_optimizer_step_code) \
+          X(_optimizer_step_pre_hooks) X(_optimizer_step_post_hooks) X(step)
+
+struct Names {
+#define FASTPATCH_FIELD(name) PyObject* name = PyUnicode_InternFromString(#name);
+  FASTPATCH_NAMES(FASTPATCH_FIELD)
+#undef FASTPATCH_FIELD
+  PyObject* foreach_ = PyUnicode_InternFromString("foreach");
+};
+
+const Names& names() {
+  static const Names made;
+  return made;
+}
+
+PyObject* get(PyObject* dict, PyObject* name) {
+  return PyDict_GetItemWithError(dict, name);
+}
+
+Owned instance_dict(PyObject* self) {
+  PyObject* dict = PyObject_GenericGetDict(self, nullptr);
+  if (dict == nullptr) {
+    PyErr_Clear();
+  }
+  return Owned(dict);
+}
+
+bool is_none_or_false(PyObject* object) {
+  return object == Py_None || object == Py_False;
+}
+
+// bool, or an int standing for one.
+bool parse_flag(PyObject* object, bool* flag) {
+  if (PyBool_Check(object) || PyLong_CheckExact(object)) {
+    *flag = PyObject_IsTrue(object) == 1;
+    return true;
+  }
+  return false;
+}
+
+PyObject* look_up_state(PyObject* states, PyObject* param) {
+  if (facts.hash_is_id) {
+    return _PyDict_GetItem_KnownHash(states, param, reinterpret_cast<Py_hash_t>(param));
+  }
+  return PyDict_GetItemWithError(states, param);
+}
+
+Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
+  const at::Tensor* tensor = exact_tensor(param);
+  if (tensor == nullptr) {
+    return why_not_exact(param);
+  }
+  const at::Tensor& grad = tensor->unsafeGetTensorImpl()->grad();
+  if (!grad.defined()) {
+    return Reason::served;
+  }
+  if (has_subclass_face(grad)) {
+    return Reason::subclass;
+  }
+  SgdItem item{*tensor, grad, {}};
+  PyObject* state = has_momentum ? look_up_state(step->states.get(), param) : nullptr;
+  if (state != nullptr) {
+    PyObject* buffer = PyDict_CheckExact(state) ? get(state, names().momentum_buffer) : param;
+    if (buffer == param) {
+      return Reason::optimizer;
+    }
+    if (buffer != nullptr && buffer != Py_None) {
+      if (exact_tensor(buffer) == nullptr) {
+        return Reason::momentum_buffer;
+      }
+      item.buffer = *exact_tensor(buffer);
+    }
+  }
+  const Reason reason = check_sgd_item(item);
+  if (reason == Reason::served) {
+    step->items.push_back(std::move(item));
+    step->params.push_back(Owned::borrow(param));
+    step->param_states.push_back(Owned::borrow(state));
+  }
+  return reason;
+}
+
+Refusal read_group(PyObject* group, OptimizerStep* step) {
+  if (!PyDict_CheckExact(group)) {
+    return {Reason::optimizer};
+  }
+  const Names& n = names();
+  SgdHyper hyper{};
+  const Reason reason = parse_hyper(
+      {get(group, n.lr),
+       get(group, n.momentum),
+       get(group, n.dampening),
+       get(group, n.weight_decay),
+       get(group, n.nesterov),
+       get(group, n.maximize),
+       get(group, n.foreach_),
+       get(group, n.fused)},
+      &hyper);
+  if (reason != Reason::served) {
+    return {reason};
+  }
+  PyObject* params = get(group, n.params);
+  if (params == nullptr || !PyList_CheckExact(params)) {
+    return {Reason::optimizer};
+  }
+  const size_t begin = step->items.size();
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params); ++i) {
+    const Reason why = read_param(PyList_GET_ITEM(params, i), hyper.has_momentum, step);
+    if (why != Reason::served) {
+      return {why, -1, i};
+    }
+  }
+  step->groups.push_back({hyper, begin, step->items.size()});
+  return {};
+}
+
+bool set_type(PyObject* dict, const char* name, PyTypeObject** type) {
+  PyObject* value = PyDict_GetItemString(dict, name);
+  if (value == nullptr || !PyType_Check(value)) {
+    PyErr_Format(PyExc_TypeError, "sgd_setup: no type under '%s'", name);
+    return false;
+  }
+  *type = reinterpret_cast<PyTypeObject*>(Py_NewRef(value));
+  return true;
+}
+
+bool set_object(PyObject* dict, const char* name, PyObject** object) {
+  PyObject* value = PyDict_GetItemString(dict, name);
+  if (value == nullptr) {
+    PyErr_Format(PyExc_KeyError, "sgd_setup: nothing under '%s'", name);
+    return false;
+  }
+  *object = Py_NewRef(value);
+  return true;
+}
+
+}  // namespace
+
+Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
+  for (PyObject* object :
+       {objects.lr, objects.momentum, objects.dampening, objects.weight_decay, objects.nesterov, objects.maximize}) {
+    if (object == nullptr) {
+      return Reason::arguments;
+    }
+  }
+  if (objects.foreach_ == nullptr || !is_none_or_false(objects.foreach_)) {
+    return Reason::foreach;
+  }
+  if (objects.fused == nullptr || !is_none_or_false(objects.fused)) {
+    return Reason::fused;
+  }
+  double lr = 0, momentum = 0, dampening = 0, weight_decay = 0;
+  const struct {
+    PyObject* object;
+    double* value;
+  } numbers[] = {
+      {objects.lr, &lr},
+      {objects.momentum, &momentum},
+      {objects.dampening, &dampening},
+      {objects.weight_decay, &weight_decay}};
+  for (const auto& number : numbers) {
+    const Reason reason = check_number(number.object, number.value);
+    if (reason != Reason::served) {
+      return reason;
+    }
+  }
+  if (!parse_flag(objects.nesterov, &hyper->nesterov) || !parse_flag(objects.maximize, &hyper->maximize)) {
+    return Reason::hyperparameter;
+  }
+  hyper->weight_decay = static_cast<float>(weight_decay);
+  hyper->momentum = static_cast<float>(momentum);
+  hyper->one_minus_dampening = static_cast<float>(1.0 - dampening);
+  hyper->minus_lr = static_cast<float>(-lr);
+  hyper->decay = weight_decay != 0.0;
+  hyper->has_momentum = momentum != 0.0;
+  return Reason::served;
+}
+
+bool set_optimizer_facts(PyObject* dict) {
+  if (!PyDict_Check(dict)) {
+    PyErr_SetString(PyExc_TypeError, "sgd_setup: expected a dict");
+    return false;
+  }
+  PyObject* hash_is_id = PyDict_GetItemString(dict, "hash_is_id");
+  facts.hash_is_id = hash_is_id == Py_True;
+  return set_type(dict, "SGD", &facts.sgd) && set_type(dict, "defaultdict", &facts.defaultdict) &&
+         set_object(dict, "init_group", &facts.init_group) && set_object(dict, "step_code", &facts.step_code) &&
+         set_object(dict, "global_pre_hooks", &facts.global_pre_hooks) &&
+         set_object(dict, "global_post_hooks", &facts.global_post_hooks);
+}
+
+bool has_stock_step(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  if (facts.sgd == nullptr || !PyType_IsSubtype(type, facts.sgd) || type->tp_getattro != PyObject_GenericGetAttr) {
+    return false;
+  }
+  const Names& n = names();
+  if (_PyType_Lookup(type, n._init_group) != facts.init_group) {
+    return false;
+  }
+  for (PyObject* name : {n.param_groups, n.state, n.defaults, n.grad_scale, n.found_inf}) {
+    if (_PyType_Lookup(type, name) != nullptr) {
+      return false;  // a property or default of a subclass: instance attributes alone don't tell
+    }
+  }
+  const Owned dict = instance_dict(self);
+  if (!dict || get(dict.get(), n._init_group) != nullptr) {
+    return false;
+  }
+  for (PyObject* name : {n.grad_scale, n.found_inf}) {
+    PyObject* value = get(dict.get(), name);
+    if (value != nullptr && value != Py_None) {
+      return false;
+    }
+  }
+  PyObject* defaults = get(dict.get(), n.defaults);
+  PyObject* differentiable =
+      defaults != nullptr && PyDict_CheckExact(defaults) ? get(defaults, n.differentiable) : nullptr;
+  return differentiable == Py_False;
+}
+
+bool has_hooks(PyObject* self) {
+  const Names& n = names();
+  const Owned dict = instance_dict(self);
+  if (!dict || _PyType_Lookup(Py_TYPE(self), n._optimizer_step_code) != facts.step_code ||
+      get(dict.get(), n._optimizer_step_code) != nullptr) {
+    return true;
+  }
+  for (PyObject* hooks :
+       {facts.global_pre_hooks,
+        facts.global_post_hooks,
+        get(dict.get(), n._optimizer_step_pre_hooks),
+        get(dict.get(), n._optimizer_step_post_hooks)}) {
+    if (hooks == nullptr || !PyDict_Check(hooks) || PyDict_Size(hooks) != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_hooked_over(PyObject* self) {
+  if (facts.sgd == nullptr || !PyType_IsSubtype(Py_TYPE(self), facts.sgd)) {
+    return false;
+  }
+  PyObject* step = _PyType_Lookup(facts.sgd, names().step);
+  return step != nullptr && PyFunction_Check(step);
+}
+
+Refusal read_step(PyObject* self, OptimizerStep* step) {
+  const Owned dict = instance_dict(self);
+  PyObject* groups = dict ? get(dict.get(), names().param_groups) : nullptr;
+  PyObject* states = dict ? get(dict.get(), names().state) : nullptr;
+  if (groups == nullptr || !PyList_CheckExact(groups) || states == nullptr || Py_TYPE(states) != facts.defaultdict) {
+    return {Reason::optimizer};
+  }
+  step->states = Owned::borrow(states);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(groups); ++i) {
+    Refusal refusal = read_group(PyList_GET_ITEM(groups, i), step);
+    if (refusal.reason != Reason::served) {
+      refusal.group = i;
+      return refusal;
+    }
+  }
+  return {};
+}
+
+bool make_states(OptimizerStep& step, const StepGroup& group) {
+  for (size_t i = group.begin; group.hyper.has_momentum && i < group.end; ++i) {
+    Owned& state = step.param_states[i];
+    if (!state) {
+      state = Owned(PyObject_GetItem(step.states.get(), step.params[i].get()));
+      if (!state) {
+        return false;
+      }
+      // A parameter that an earlier group of this step holds too: its first step is over.
+      PyObject* buffer = PyDict_CheckExact(state.get()) ? get(state.get(), names().momentum_buffer) : nullptr;
+      if (buffer != nullptr && exact_tensor(buffer) != nullptr) {
+        step.items[i].buffer = *exact_tensor(buffer);
+      }
+    }
+  }
+  return true;
+}
+
+bool store_buffers(OptimizerStep& step, const StepGroup& group) {
+  for (size_t i = group.begin; group.hyper.has_momentum && i < group.end; ++i) {
+    PyObject* state = step.param_states[i].get();
+    PyObject* now = PyDict_CheckExact(state) ? get(state, names().momentum_buffer) : nullptr;
+    const at::Tensor* present = now == nullptr || now == Py_None ? nullptr : exact_tensor(now);
+    if (present != nullptr && present->unsafeGetTensorImpl() == step.items[i].buffer.unsafeGetTensorImpl()) {
+      continue;  // stock stores it again, which changes nothing
+    }
+    const Owned buffer(wrap(step.items[i].buffer));
+    if (!buffer || PyObject_SetItem(state, names().momentum_buffer, buffer.get()) < 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace fastpatch

@@ -1,0 +1,68 @@
+// What SGD.step(self) reads of a torch.optim.SGD object: hooks, groups, hyperparameters, parameters, state.
+#pragma once
+
+#include "../sgd.h"
+#include "owned.h"
+
+#include <vector>
+
+namespace fastpatch {
+
+// Hyperparameters as Python objects; nullptr where a group lacks one.
+struct HyperObjects {
+  PyObject* lr;
+  PyObject* momentum;
+  PyObject* dampening;
+  PyObject* weight_decay;
+  PyObject* nesterov;
+  PyObject* maximize;
+  PyObject* foreach_;
+  PyObject* fused;
+};
+
+Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper);
+
+struct StepGroup {
+  SgdHyper hyper;
+  size_t begin;  // its parameters with a gradient, in OptimizerStep's lists
+  size_t end;
+};
+
+struct OptimizerStep {
+  Owned states;  // optimizer.state
+  std::vector<StepGroup> groups;
+  std::vector<SgdItem> items;
+  std::vector<Owned> params;        // beside items
+  std::vector<Owned> param_states;  // beside items: optimizer.state[param], empty where that isn't made yet
+};
+
+// Why a step can't be served as a whole, and where; -1 where it is no single group or parameter.
+struct Refusal {
+  Reason reason = Reason::served;
+  Py_ssize_t group = -1;
+  Py_ssize_t param = -1;
+};
+
+// Takes the objects of torch.optim that the functions below compare with: SGD, init_group, step_code,
+// global_pre_hooks, global_post_hooks, defaultdict, hash_is_id.
+bool set_optimizer_facts(PyObject* facts);
+
+// Is self an SGD whose step() does what stock's does: no own _init_group, attributes in the instance?
+bool has_stock_step(PyObject* self);
+
+// Hooks of this optimizer or of all, or somebody's own _optimizer_step_code.
+bool has_hooks(PyObject* self);
+
+// Has torch put its hooks around the proxy that is (or was) SGD.step?
+bool is_hooked_over(PyObject* self);
+
+// Reads and judges all groups; changes nothing. May set a Python error.
+Refusal read_step(PyObject* self, OptimizerStep* step);
+
+// optimizer.state[param] for the group's parameters, made where missing, in stock's order.
+bool make_states(OptimizerStep& step, const StepGroup& group);
+
+// Puts the buffers that sgd_step() made into the states.
+bool store_buffers(OptimizerStep& step, const StepGroup& group);
+
+}  // namespace fastpatch

@@ -1,0 +1,396 @@
+// Python calls of SGD: torch.optim.SGD.step (outer) and the function sgd of module torch.optim.sgd (inner).
+//
+// The outer point serves a whole step or none of it: what it can't serve, stock's own step takes to the inner point,
+// which judges each parameter. So only the inner point counts fallbacks.
+#include "../sgd.h"
+
+#include <c10/core/GradMode.h>
+
+#include "../entry.h"
+#include "../observe.h"
+#include "../python_tensor.h"
+#include "entries.h"
+#include "numbers.h"
+#include "optimizer.h"
+#include "owned.h"
+
+namespace fastpatch {
+namespace {
+
+Target target{"sgd"};
+
+// ---------------------------------------------------------------- the inner point: sgd(params, grads, buffers, ...)
+
+enum Argument {
+  params,
+  grads,
+  buffers,
+  has_sparse_grad,
+  foreach_,
+  fused,
+  grad_scale,
+  found_inf,
+  weight_decay,
+  momentum,
+  lr,
+  dampening,
+  nesterov,
+  maximize,
+  argument_count
+};
+
+const char* const argument_names[] = {
+    "params",
+    "d_p_list",
+    "momentum_buffer_list",
+    "has_sparse_grad",
+    "foreach",
+    "fused",
+    "grad_scale",
+    "found_inf",
+    "weight_decay",
+    "momentum",
+    "lr",
+    "dampening",
+    "nesterov",
+    "maximize"};
+
+constexpr int max_positional = weight_decay;
+
+// Judges all but the single parameters.
+Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) {
+  if (!arguments.bind(argument_names, argument_count, max_positional, bound)) {
+    return Reason::arguments;
+  }
+  for (const int list : {params, grads, buffers}) {
+    if (bound[list] == nullptr || !PyList_CheckExact(bound[list])) {
+      return Reason::arguments;
+    }
+  }
+  for (const int scalar : {grad_scale, found_inf}) {
+    if (bound[scalar] != nullptr && bound[scalar] != Py_None) {
+      return Reason::grad_scale;
+    }
+  }
+  const Reason reason = parse_hyper(
+      {bound[lr],
+       bound[momentum],
+       bound[dampening],
+       bound[weight_decay],
+       bound[nesterov],
+       bound[maximize],
+       bound[foreach_] == nullptr ? Py_None : bound[foreach_],
+       bound[fused] == nullptr ? Py_None : bound[fused]},
+      hyper);
+  if (reason != Reason::served) {
+    return reason;
+  }
+  const Py_ssize_t n = PyList_GET_SIZE(bound[params]);
+  if (PyList_GET_SIZE(bound[grads]) != n || (hyper->has_momentum && PyList_GET_SIZE(bound[buffers]) != n)) {
+    return Reason::arguments;
+  }
+  return at::GradMode::is_enabled() ? Reason::differentiable : check_thread();
+}
+
+// One place of the three lists, or why it can't be served.
+Reason parse_item(PyObject* const* bound, Py_ssize_t i, bool has_momentum, SgdItem* item) {
+  PyObject* const objects[] = {PyList_GET_ITEM(bound[params], i), PyList_GET_ITEM(bound[grads], i)};
+  for (PyObject* object : objects) {
+    if (exact_tensor(object) == nullptr) {
+      return why_not_exact(object);
+    }
+  }
+  item->param = *exact_tensor(objects[0]);
+  item->grad = *exact_tensor(objects[1]);
+  PyObject* buffer = has_momentum ? PyList_GET_ITEM(bound[buffers], i) : Py_None;
+  if (buffer != Py_None) {
+    if (exact_tensor(buffer) == nullptr) {
+      return Reason::momentum_buffer;
+    }
+    item->buffer = *exact_tensor(buffer);
+  }
+  return check_sgd_item(*item);
+}
+
+// Hands places [begin, end) to stock, and takes the buffers it made even when it raises half-way.
+bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_ssize_t begin, Py_ssize_t end) {
+  Owned lists[3];
+  for (const int list : {params, grads, buffers}) {
+    const bool whole = list != buffers || has_momentum;
+    lists[list] = Owned(whole ? PyList_GetSlice(bound[list], begin, end) : PyList_New(0));
+    if (!lists[list]) {
+      return false;
+    }
+  }
+  const Owned keywords(PyDict_New());
+  const Owned positional(PyTuple_Pack(3, lists[0].get(), lists[1].get(), lists[2].get()));
+  if (!keywords || !positional) {
+    return false;
+  }
+  for (int name = buffers + 1; name < argument_count; ++name) {
+    if (bound[name] != nullptr && PyDict_SetItemString(keywords.get(), argument_names[name], bound[name]) < 0) {
+      return false;
+    }
+  }
+  const Owned result(PyObject_Call(stock, positional.get(), keywords.get()));
+  for (Py_ssize_t i = begin; has_momentum && i < end && i < PyList_GET_SIZE(bound[buffers]); ++i) {
+    PyObject* made = PyList_GET_ITEM(lists[buffers].get(), i - begin);
+    Py_INCREF(made);
+    PyList_SetItem(bound[buffers], i, made);
+  }
+  return static_cast<bool>(result);
+}
+
+// Serves places [begin, end).
+bool call_fast(
+    Switch state,
+    std::vector<SgdItem>& items,
+    PyObject* const* bound,
+    const SgdHyper& hyper,
+    size_t begin,
+    size_t end) {
+  std::vector<size_t> made;
+  for (size_t i = begin; hyper.has_momentum && i < end; ++i) {
+    if (!items[i].buffer.defined()) {
+      made.push_back(i);
+    }
+  }
+  sgd_step(items, begin, end, hyper);
+  for (const size_t i : made) {
+    PyObject* buffer = wrap(items[i].buffer);
+    if (buffer == nullptr || PyList_SetItem(bound[buffers], static_cast<Py_ssize_t>(i), buffer) < 0) {
+      return false;
+    }
+  }
+  target.count_fast(state, static_cast<int64_t>(end - begin));
+  return true;
+}
+
+PyObject* refuse_group(const Entry& entry, Switch state, Reason reason, const Arguments& arguments) {
+  if (forbids_fallback(state)) {
+    return target.raise_fallback(reason);
+  }
+  target.count_fallback(reason, 1);
+  return arguments.call(entry.stock);
+}
+
+PyObject* serve_places(const Entry& entry, Switch state, PyObject* const* bound, const SgdHyper& hyper) {
+  const auto n = static_cast<size_t>(PyList_GET_SIZE(bound[params]));
+  std::vector<SgdItem> items(n);
+  std::vector<Reason> reasons(n);
+  for (size_t i = 0; i < n; ++i) {
+    reasons[i] = parse_item(bound, static_cast<Py_ssize_t>(i), hyper.has_momentum, &items[i]);
+    if (reasons[i] != Reason::served && forbids_fallback(state)) {
+      return target.raise_fallback(reasons[i]);
+    }
+  }
+  // In order, in runs: stock's loop is sequential, and an exception must leave what it would leave.
+  for (size_t begin = 0, end; begin < n; begin = end) {
+    const bool fast = reasons[begin] == Reason::served;
+    for (end = begin; end < n && (reasons[end] == Reason::served) == fast; ++end) {
+      if (!fast) {
+        target.count_fallback(reasons[end], 1);
+      }
+    }
+    const bool done =
+        fast
+            ? call_fast(state, items, bound, hyper, begin, end)
+            : call_stock(
+                  entry.stock, bound, hyper.has_momentum, static_cast<Py_ssize_t>(begin), static_cast<Py_ssize_t>(end));
+    if (!done) {
+      return nullptr;
+    }
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* inner(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
+  const Entry* entry = entry_of(self);
+  if (entry == nullptr) {
+    return nullptr;
+  }
+  const Arguments arguments{args, nargs, keywords};
+  const Switch state = entry->live ? target.state() : Switch::off;
+  if (state == Switch::off) {
+    return arguments.call(entry->stock);
+  }
+  try {
+    PyObject* bound[argument_count];
+    SgdHyper hyper{};
+    const Reason reason = parse_sgd(arguments, bound, &hyper);
+    if (PyErr_Occurred()) {
+      return nullptr;
+    }
+    return reason == Reason::served ? serve_places(*entry, state, bound, hyper)
+                                    : refuse_group(*entry, state, reason, arguments);
+  } catch (...) {
+    return raise_current_exception();
+  }
+}
+
+// ---------------------------------------------------------------------------- the outer point: SGD.step(self)
+
+PyObject* promote = nullptr;  // called once torch has hooked SGD.step over our bare proxy
+
+// No closure: SGD.step(self) or SGD.step(self, None).
+bool is_bare_step(const Arguments& arguments) {
+  return arguments.keywords == nullptr &&
+         (arguments.positional == 1 || (arguments.positional == 2 && arguments.values[1] == Py_None));
+}
+
+PyObject* serve_step(PyObject* optimizer, Switch state) {
+  OptimizerStep step;
+  const Refusal refusal = read_step(optimizer, &step);
+  if (PyErr_Occurred()) {
+    return nullptr;
+  }
+  if (refusal.reason != Reason::served) {
+    // Strict: before any group is written. (Stock would write the groups before the refused one.)
+    return forbids_fallback(state) ? target.raise_fallback(refusal.reason) : Py_NotImplemented;
+  }
+  for (StepGroup& group : step.groups) {
+    if (!make_states(step, group)) {
+      return nullptr;
+    }
+    sgd_step(step.items, group.begin, group.end, group.hyper);
+    if (!store_buffers(step, group)) {
+      return nullptr;
+    }
+    target.count_fast(state, static_cast<int64_t>(group.end - group.begin));
+  }
+  return Py_None;
+}
+
+PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
+  const Entry* entry = entry_of(self);
+  if (entry == nullptr) {
+    return nullptr;
+  }
+  const Switch state = entry->live ? target.state() : Switch::off;
+  if (state == Switch::off || !is_bare_step(arguments)) {
+    return arguments.call(entry->stock);
+  }
+  try {
+    PyObject* optimizer = arguments.values[0];
+    if (!hooked && promote != nullptr && is_hooked_over(optimizer)) {
+      const Owned called(promote);
+      promote = nullptr;
+      const Owned result(PyObject_CallNoArgs(called.get()));
+      if (!result) {
+        return nullptr;
+      }
+    }
+    const bool plain = has_stock_step(optimizer) && !(hooked && (is_observed() || has_hooks(optimizer)));
+    if (plain && check_thread() == Reason::served) {
+      PyObject* result = serve_step(optimizer, state);
+      if (result != Py_NotImplemented) {
+        Py_XINCREF(result);
+        return result;
+      }
+    }
+    if (PyErr_Occurred()) {
+      return nullptr;
+    }
+  } catch (...) {
+    return raise_current_exception();
+  }
+  return arguments.call(entry->stock);
+}
+
+PyObject* hooked_step(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
+  return step(self, {args, nargs, keywords}, true);
+}
+
+PyObject* bare_step(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
+  return step(self, {args, nargs, keywords}, false);
+}
+
+// ---------------------------------------------------------------------------------------------- the Python face
+
+PyObject* explain_step(PyObject*, PyObject* optimizer) {
+  try {
+    Refusal refusal{};
+    refusal.reason = check_thread();
+    if (refusal.reason == Reason::served) {
+      OptimizerStep step;
+      refusal = has_stock_step(optimizer) ? read_step(optimizer, &step) : Refusal{Reason::optimizer};
+    }
+    if (PyErr_Occurred()) {
+      return nullptr;
+    }
+    return Py_BuildValue("snn", reason_code(refusal.reason), refusal.group, refusal.param);
+  } catch (...) {
+    return raise_current_exception();
+  }
+}
+
+PyObject* explain_function(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
+  try {
+    PyObject* bound[argument_count];
+    SgdHyper hyper{};
+    Reason reason = parse_sgd({args, nargs, keywords}, bound, &hyper);
+    Py_ssize_t place = -1;
+    for (Py_ssize_t i = 0; reason == Reason::served && i < PyList_GET_SIZE(bound[params]); ++i) {
+      SgdItem item;
+      reason = parse_item(bound, i, hyper.has_momentum, &item);
+      place = i;
+    }
+    return PyErr_Occurred() ? nullptr : Py_BuildValue("snn", reason_code(reason), Py_ssize_t{-1}, place);
+  } catch (...) {
+    return raise_current_exception();
+  }
+}
+
+PyObject* set_promote(PyObject*, PyObject* callback) {
+  Py_XSETREF(promote, callback == Py_None ? nullptr : Py_NewRef(callback));
+  Py_RETURN_NONE;
+}
+
+PyObject* setup(PyObject*, PyObject* facts) {
+  if (!set_optimizer_facts(facts)) {
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+template <class Function>
+PyCFunction as_function(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef inner_definition{"sgd", as_function(inner), METH_FASTCALL | METH_KEYWORDS, nullptr};
+PyMethodDef hooked_definition{"step", as_function(hooked_step), METH_FASTCALL | METH_KEYWORDS, nullptr};
+PyMethodDef bare_definition{"step", as_function(bare_step), METH_FASTCALL | METH_KEYWORDS, nullptr};
+
+PyObject* inner_entry(PyObject*, PyObject* stock) {
+  return make_entry(&inner_definition, stock);
+}
+
+PyObject* hooked_entry(PyObject*, PyObject* stock) {
+  return make_entry(&hooked_definition, stock);
+}
+
+PyObject* bare_entry(PyObject*, PyObject* stock) {
+  return make_entry(&bare_definition, stock);
+}
+
+PyMethodDef methods[] = {
+    {"sgd_inner", inner_entry, METH_O, "A builtin to stand in for torch.optim.sgd.sgd."},
+    {"sgd_hooked_step", hooked_entry, METH_O, "A builtin to stand in for an SGD.step that torch has hooked."},
+    {"sgd_bare_step", bare_entry, METH_O, "A builtin to stand in for an SGD.step that torch has not hooked."},
+    {"sgd_setup", setup, METH_O, "Takes the dict of torch.optim's objects that a step is compared with."},
+    {"sgd_set_promote", set_promote, METH_O, "What to call when torch has hooked SGD.step over our proxy."},
+    {"sgd_explain_step", explain_step, METH_O, "(reason, group, parameter) for optimizer.step() as things stand."},
+    {"sgd_explain",
+     as_function(explain_function),
+     METH_FASTCALL | METH_KEYWORDS,
+     "(reason, -1, place) for a call with the arguments of torch.optim.sgd.sgd."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+PyMethodDef* sgd_methods() {
+  return methods;
+}
+
+}  // namespace fastpatch

@@ -1,0 +1,88 @@
+// The way of a Python call through a patch point: is the target switched on here and now, may the call be served,
+// who is counted. Targets supply the parsing and the serving.
+#pragma once
+
+#include "reasons.h"
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include <torch/csrc/python_headers.h>
+
+namespace fastpatch {
+
+// inherit: this scope says nothing about the target. proof: strict and uncounted, for the self-test of enable().
+enum class Switch : long { inherit = 0, off = 1, on = 2, strict = 3, proof = 4 };
+
+inline bool forbids_fallback(Switch state) {
+  return state == Switch::strict || state == Switch::proof;
+}
+
+// What the compiled side knows of a target.
+struct Target {
+  explicit Target(const char* name);
+
+  // Here and now: the innermost scope of this context that says something, else the process-wide switch.
+  Switch state() const;
+  void count_fast(Switch state, int64_t units) {
+    fast.fetch_add(state == Switch::proof ? 0 : units, std::memory_order_relaxed);
+  }
+  void count_fallback(Reason reason, int64_t units) {
+    fallback[static_cast<int>(reason)].fetch_add(units, std::memory_order_relaxed);
+  }
+  // Sets fastpatch.FallbackError, returns nullptr.
+  PyObject* raise_fallback(Reason reason) const;
+
+  const char* name;
+  size_t index = 0;  // into a scope's list of switches
+  std::atomic<Switch> process{Switch::off};
+  std::atomic<int64_t> fast{0};
+  std::atomic<int64_t> fallback[static_cast<int>(Reason::count)]{};
+};
+
+std::vector<Target*>& all_targets();
+
+// A patch point's own data, behind the builtin that is its __call__.
+struct Entry {
+  PyObject* stock;  // what it replaced
+  bool live;        // false once the patch point was taken out: pass everything through
+};
+
+// A new builtin with an entry of its own, and the way back.
+PyObject* make_entry(PyMethodDef* definition, PyObject* stock);
+Entry* entry_of(PyObject* self);  // nullptr, with an error set, if self isn't an entry's capsule
+
+// The arguments of one vectorcall.
+struct Arguments {
+  PyObject* const* values;
+  Py_ssize_t positional;
+  PyObject* keywords;  // tuple of names or nullptr; their values follow the positional ones
+
+  PyObject* call(PyObject* function) const {
+    return PyObject_Vectorcall(function, values, static_cast<size_t>(positional), keywords);
+  }
+  // Puts each argument at the place of its name (borrowed; nullptr where absent). The first `max_positional` names
+  // may come by position. False for what doesn't fit: stock words the error.
+  bool bind(const char* const* names, int count, int max_positional, PyObject** bound) const;
+};
+
+// While stock runs after an outer refusal, the inner patch point that it reaches must not judge the same call again.
+// One pass only: whatever user code calls from within decides anew.
+class PassInner {
+ public:
+  PassInner();
+  ~PassInner();
+  PassInner(const PassInner&) = delete;
+  PassInner& operator=(const PassInner&) = delete;
+  static bool take();
+
+ private:
+  bool saved_;
+};
+
+// fastpatch._native's context variable of scopes and fastpatch.FallbackError.
+void set_scope_variable(PyObject* variable);
+void set_fallback_error(PyObject* type);
+
+}  // namespace fastpatch

@@ -1,0 +1,73 @@
+// Smooth L1: 0.5 d^2 / beta where |d| < beta, else |d| - 0.5 beta, with d = input - target (Girshick, Fast R-CNN,
+// 2015).
+//
+// The order of operations is that of ATen's kernels (native/cpu/BinaryOpsKernel.cpp, PointwiseOpsKernel.cpp), in which
+// the vector body and the scalar tail differ: the gradient's tail compares with and divides by beta in double.
+// Edges: |d| == beta takes the linear branch; NaN stays NaN in both branches. beta is a normal float, so 0.5 beta is
+// exact and contraction of the linear branch could not change a bit.
+#pragma once
+
+#include <cmath>
+
+#include <ATen/cpu/vec/vec.h>
+
+namespace fastpatch::CPU_CAPABILITY {
+
+struct SmoothL1Loss {
+  using Vec = at::vec::Vectorized<float>;
+
+  float beta;
+
+  float value(float input, float target) const {
+    const float z = std::abs(input - target);
+    return z < beta ? 0.5f * z * z / beta : z - 0.5f * beta;
+  }
+
+  Vec value(const Vec& input, const Vec& target) const {
+    const Vec z = (input - target).abs();
+    return Vec::blendv(Vec(0.5f) * z * z / Vec(beta), z - Vec(0.5f) * Vec(beta), z >= Vec(beta));
+  }
+};
+
+// The same, for a beta whose reciprocal is exact: a product costs a tenth of a quotient and has the same bits.
+struct SmoothL1LossPow2 {
+  using Vec = at::vec::Vectorized<float>;
+
+  float beta;
+
+  float value(float input, float target) const {
+    return SmoothL1Loss{beta}.value(input, target);
+  }
+
+  Vec value(const Vec& input, const Vec& target) const {
+    const Vec z = (input - target).abs();
+    return Vec::blendv(Vec(0.5f) * z * z * Vec(1.0f / beta), z - Vec(0.5f) * Vec(beta), z >= Vec(beta));
+  }
+};
+
+struct SmoothL1LossGradient {
+  using Vec = at::vec::Vectorized<float>;
+
+  float norm;  // 1 / numel for the mean, else 1
+  double beta;
+
+  float value(float input, float target, float grad_output) const {
+    const float d = input - target;
+    if (d <= -beta) {
+      return -norm * grad_output;
+    }
+    if (d >= beta) {
+      return norm * grad_output;
+    }
+    return static_cast<float>(norm * d * grad_output / beta);
+  }
+
+  Vec value(const Vec& input, const Vec& target, const Vec& grad_output) const {
+    const Vec d = input - target;
+    const Vec width(static_cast<float>(beta));
+    const Vec sign = Vec::blendv(Vec(-1.0f), Vec(1.0f), d > Vec(0.0f));
+    return Vec(norm) * Vec::blendv(d / width, sign, d.abs() >= width) * grad_output;
+  }
+};
+
+}  // namespace fastpatch::CPU_CAPABILITY

@@ -1,0 +1,156 @@
+// fastpatch._native: what Python sees of the compiled side.
+#include <string>
+
+#include "entries/entries.h"
+#include "entry.h"
+
+namespace fastpatch {
+namespace {
+
+Target* find_target(const char* name) {
+  for (Target* target : all_targets()) {
+    if (std::string(name) == target->name) {
+      return target;
+    }
+  }
+  PyErr_Format(PyExc_ValueError, "unknown target '%s'", name);
+  return nullptr;
+}
+
+PyObject* setup(PyObject*, PyObject* args) {
+  PyObject* variable = nullptr;
+  PyObject* error = nullptr;
+  PyObject* order = nullptr;
+  if (!PyArg_ParseTuple(args, "OOO!", &variable, &error, &PyTuple_Type, &order)) {
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(order); ++i) {
+    const char* name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(order, i));
+    Target* target = name == nullptr ? nullptr : find_target(name);
+    if (target == nullptr) {
+      return nullptr;
+    }
+    target->index = static_cast<size_t>(i);
+  }
+  set_scope_variable(variable);
+  set_fallback_error(error);
+  Py_RETURN_NONE;
+}
+
+PyObject* set_switch(PyObject*, PyObject* args) {
+  const char* name = nullptr;
+  long state = 0;
+  if (!PyArg_ParseTuple(args, "sl", &name, &state)) {
+    return nullptr;
+  }
+  Target* target = find_target(name);
+  if (target == nullptr) {
+    return nullptr;
+  }
+  target->process.store(static_cast<Switch>(state));
+  Py_RETURN_NONE;
+}
+
+PyObject* get_switch(PyObject*, PyObject* name) {
+  const char* text = PyUnicode_AsUTF8(name);
+  Target* target = text == nullptr ? nullptr : find_target(text);
+  return target == nullptr ? nullptr : PyLong_FromLong(static_cast<long>(target->state()));
+}
+
+PyObject* set_live(PyObject*, PyObject* args) {
+  PyObject* builtin = nullptr;
+  int live = 0;
+  if (!PyArg_ParseTuple(args, "O!p", &PyCFunction_Type, &builtin, &live)) {
+    return nullptr;
+  }
+  Entry* entry = entry_of(PyCFunction_GET_SELF(builtin));
+  if (entry == nullptr) {
+    return nullptr;
+  }
+  entry->live = live != 0;
+  Py_RETURN_NONE;
+}
+
+// (fast, {reason: count}) of a target.
+PyObject* counts(PyObject*, PyObject* name) {
+  const char* text = PyUnicode_AsUTF8(name);
+  const Target* target = text == nullptr ? nullptr : find_target(text);
+  PyObject* fallback = target == nullptr ? nullptr : PyDict_New();
+  if (fallback == nullptr) {
+    return nullptr;
+  }
+  for (int i = 0; i < static_cast<int>(Reason::count); ++i) {
+    const int64_t count = target->fallback[i].load();
+    if (count != 0) {
+      PyObject* value = PyLong_FromLongLong(count);
+      if (value == nullptr || PyDict_SetItemString(fallback, reason_code(static_cast<Reason>(i)), value) < 0) {
+        Py_XDECREF(value);
+        Py_DECREF(fallback);
+        return nullptr;
+      }
+      Py_DECREF(value);
+    }
+  }
+  return Py_BuildValue("LN", static_cast<long long>(target->fast.load()), fallback);
+}
+
+PyObject* reset_counts(PyObject*, PyObject*) {
+  for (Target* target : all_targets()) {
+    target->fast = 0;
+    for (auto& count : target->fallback) {
+      count = 0;
+    }
+  }
+  Py_RETURN_NONE;
+}
+
+// {code: sentence} of every reason.
+PyObject* reasons(PyObject*, PyObject*) {
+  PyObject* all = PyDict_New();
+  for (int i = 0; all != nullptr && i < static_cast<int>(Reason::count); ++i) {
+    PyObject* text = PyUnicode_FromString(reason_text(static_cast<Reason>(i)));
+    if (text == nullptr || PyDict_SetItemString(all, reason_code(static_cast<Reason>(i)), text) < 0) {
+      Py_CLEAR(all);
+    }
+    Py_XDECREF(text);
+  }
+  return all;
+}
+
+PyMethodDef methods[] = {
+    {"setup",
+     setup,
+     METH_VARARGS,
+     "Takes the context variable of scopes, the type FallbackError, and the targets in the order of a scope's "
+     "switches."},
+    {"set_switch", set_switch, METH_VARARGS, "Sets a target's process-wide switch."},
+    {"get_switch", get_switch, METH_O, "A target's switch, here and now."},
+    {"set_live", set_live, METH_VARARGS, "Whether a patch point's builtin may serve at all."},
+    {"counts", counts, METH_O, "(fast, {reason: count}) of a target."},
+    {"reset_counts", reset_counts, METH_NOARGS, "Sets all counters to zero."},
+    {"reasons", reasons, METH_NOARGS, "{code: sentence} of every reason."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition{
+    PyModuleDef_HEAD_INIT,
+    "fastpatch._native",
+    "Compiled side of fastpatch.",
+    -1,
+    methods,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr};
+
+}  // namespace
+}  // namespace fastpatch
+
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__native() {
+  PyObject* module = PyModule_Create(&fastpatch::definition);
+  for (PyMethodDef* methods : {fastpatch::smooth_l1_loss_methods(), fastpatch::sgd_methods()}) {
+    if (module != nullptr && PyModule_AddFunctions(module, methods) < 0) {
+      Py_CLEAR(module);
+    }
+  }
+  return module;
+}

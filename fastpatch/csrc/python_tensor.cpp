@@ -1,0 +1,67 @@
+#include "python_tensor.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace fastpatch {
+namespace {
+
+// Newer releases have load_pyobj(); older ones keep a tag in the lowest bit.
+template <class Slot>
+PyObject* python_face(const Slot& slot) {
+  if constexpr (requires { slot.load_pyobj(); }) {
+    return slot.load_pyobj();
+  } else {
+    return slot._unchecked_untagged_pyobj();
+  }
+}
+
+// Has its type a __torch_function__ of its own? torch marks those that have none by a function that says so.
+bool overrides_torch_function(PyObject* object) {
+  PyObject* override_ = PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__torch_function__");
+  if (override_ == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  static PyObject* const none = PyObject_GetAttrString(ParameterClass, "__torch_function__");
+  const bool overrides = override_ != none;
+  Py_DECREF(override_);
+  return overrides;
+}
+
+}  // namespace
+
+const at::Tensor* exact_tensor(PyObject* object) {
+  return THPVariable_CheckExact(object) ? &THPVariable_Unpack(object) : nullptr;
+}
+
+bool has_subclass_face(const at::Tensor& tensor) {
+  PyObject* face = python_face(*tensor.unsafeGetTensorImpl()->pyobj_slot());
+  return face != nullptr && !THPVariable_CheckExact(face);
+}
+
+Reason why_not_exact(PyObject* object) {
+  return overrides_torch_function(object) ? Reason::torch_function
+         : is_tensor(object)              ? Reason::subclass
+                                          : Reason::arguments;
+}
+
+bool is_tensor(PyObject* object) {
+  return THPVariable_Check(object);
+}
+
+PyObject* wrap(const at::Tensor& tensor) {
+  return THPVariable_Wrap(tensor);
+}
+
+void show_node_as(const std::type_info& node, PyTypeObject* grad_fn_type) {
+  torch::autograd::registerCppFunction(node, grad_fn_type);
+}
+
+PyObject* raise_current_exception() {
+  torch::translate_exception_to_python(std::current_exception());
+  return nullptr;
+}
+
+}  // namespace fastpatch

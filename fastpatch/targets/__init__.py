@@ -1,0 +1,10 @@
+"""The targets that fastpatch knows, in the order in which they are listed everywhere."""
+
+from __future__ import annotations
+
+from . import sgd, smooth_l1_loss
+from ._target import Explanation, Target
+
+TARGETS: dict[str, Target] = {target.name: target for target in (smooth_l1_loss.TARGET, sgd.TARGET)}
+
+__all__ = ["TARGETS", "Explanation", "Target"]

@@ -1,0 +1,75 @@
+"""What a target is made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._patching import PatchPoint
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Whether a call would be served by the compiled implementation, and if not, why.
+
+    Attributes:
+        target: the target's name, e.g. ``"sgd"``.
+        fast: True if the compiled implementation would serve the call.
+        reason: the stable reason code of the first guard that refuses; None if fast.
+        detail: the same in a sentence.
+    """
+
+    target: str
+    fast: bool
+    reason: str | None
+    detail: str
+
+    def __str__(self) -> str:
+        verdict = "fast" if self.fast else f"stock, because of {self.reason}"
+        return f"{self.target}: {verdict}: {self.detail}"
+
+
+class Target(ABC):
+    """A part of PyTorch that is accelerated: its patch points, a proof that they work, and explanations."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def points(self) -> Sequence[PatchPoint]:
+        """The patch points, outer ones first."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Hands the native library what it needs of torch; called once, after it was loaded."""
+
+    @abstractmethod
+    def prove(self) -> str | None:
+        """Serves small calls and compares them bit for bit with stock; says what differs, None if nothing does.
+
+        Runs in a thread of its own, whose scope forbids fallbacks, with every patch point passed by.
+        """
+
+    @abstractmethod
+    def owns(self, fn: Any) -> bool:
+        """Is ``fn`` something that a user calls and this target may serve?"""
+
+    @abstractmethod
+    def explain(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+        """Judges a call of ``fn``, which it owns, without running it."""
+
+    def explanation(self, reason: str, place: str = "") -> Explanation:
+        from .. import _native
+
+        detail = place + _native.reasons()[reason]
+        return Explanation(self.name, reason == "served", None if reason == "served" else reason, detail)
+
+
+def bits_differ(stock: Any, ours: Any) -> bool:
+    """Do two float32 tensors differ in any bit, size or stride?"""
+    import torch
+
+    same_form = stock.shape == ours.shape and stock.stride() == ours.stride() and stock.dtype == ours.dtype
+    return not (same_form and torch.equal(stock.detach().view(torch.int32), ours.detach().view(torch.int32)))

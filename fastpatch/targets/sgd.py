@@ -1,0 +1,134 @@
+"""``torch.optim.SGD.step`` and the function ``sgd`` behind it."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import optimizer as _optimizer
+
+from .._patching import PatchPoint, StepPatchPoint
+from ._target import Explanation, Target, bits_differ
+
+# torch.optim.sgd, the module, is hidden by an attribute of torch.optim in some releases.
+_sgd_module = sys.modules["torch.optim.sgd"]
+
+
+def _inner(stock: Any) -> Any:
+    from .. import _native
+
+    return _native.sgd_inner(stock)
+
+
+def _hooked_step(stock: Any) -> Any:
+    from .. import _native
+
+    return _native.sgd_hooked_step(stock)
+
+
+def _bare_step(stock: Any) -> Any:
+    from .. import _native
+
+    return _native.sgd_bare_step(stock)
+
+
+def _set_promote(callback: Callable[[], None] | None) -> None:
+    from .. import _native
+
+    _native.sgd_set_promote(callback)
+
+
+class SgdTarget(Target):
+    name = "sgd"
+
+    def __init__(self) -> None:
+        self._step = StepPatchPoint(torch.optim.SGD, _hooked_step, _bare_step, _set_promote, "torch.optim:SGD.step")
+        # Reached by steps that were taken before SGD.step was patched, and by every step that has to run its hooks.
+        self._function = PatchPoint(_sgd_module, "sgd", _inner, "torch.optim.sgd:sgd")
+
+    @property
+    def points(self) -> tuple[PatchPoint, ...]:
+        return self._step, self._function
+
+    def prepare(self) -> None:
+        from .. import _native
+
+        tensor = torch.empty(0, device="cpu")
+        _native.sgd_setup(
+            {
+                "SGD": torch.optim.SGD,
+                "defaultdict": defaultdict,
+                "init_group": torch.optim.SGD._init_group,
+                "step_code": torch.optim.Optimizer._optimizer_step_code,
+                "global_pre_hooks": _optimizer._global_optimizer_pre_hooks,
+                "global_post_hooks": _optimizer._global_optimizer_post_hooks,
+                "hash_is_id": hash(tensor) == id(tensor) and torch.nn.Parameter.__hash__ is torch.Tensor.__hash__,
+            }
+        )
+
+    def prove(self) -> str | None:
+        from .. import _native
+
+        ours = _native.sgd_inner(self._function.stock)
+        _native.set_live(ours, True)
+        for nesterov in (False, True):
+            for size in (1, 7, 8, 67):
+                if self._differs(ours, size, nesterov):
+                    return f"parameter or momentum buffer of {size} elements, nesterov={nesterov}"
+        return None
+
+    def _differs(self, ours: Any, size: int, nesterov: bool) -> bool:
+        results = []
+        for function in (self._function.stock, ours):
+            param = torch.linspace(-0.7, 0.9, size, dtype=torch.float32, device="cpu")
+            buffers: list[torch.Tensor | None] = [None]
+            with torch.no_grad():
+                for step in range(3):
+                    function(
+                        [param],
+                        [param * -0.37 + 0.1 * step],
+                        buffers,
+                        foreach=False,
+                        weight_decay=0.013,
+                        momentum=0.9,
+                        lr=0.1,
+                        dampening=0.0 if nesterov else 0.3,
+                        nesterov=nesterov,
+                        maximize=False,
+                    )
+            results.append((param, buffers[0]))
+        return any(bits_differ(stock, ours) for stock, ours in zip(*results, strict=True))
+
+    def owns(self, fn: Any) -> bool:
+        return self._optimizer_of(fn) is not None or fn == self._function.stock
+
+    @staticmethod
+    def _optimizer_of(fn: Any) -> torch.optim.SGD | None:
+        """The optimizer whose ``step`` this is, also where an LR scheduler has put its own function in its place."""
+        owner = getattr(fn, "__self__", None)
+        if isinstance(owner, torch.optim.SGD) and getattr(fn, "__name__", "") == "step":
+            return owner
+        if getattr(fn, "_wrapped_by_lr_sched", False):
+            # The scheduler's function holds the optimizer in its closure, weakly.
+            cells = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+            owners = [cell() for cell in cells if isinstance(cell, weakref.ref)]
+            return next((owner for owner in owners if isinstance(owner, torch.optim.SGD)), None)
+        return None
+
+    def explain(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+        from .. import _native
+
+        optimizer = self._optimizer_of(fn)
+        if optimizer is None:
+            reason, group, param = _native.sgd_explain(*args, **kwargs)
+        else:
+            reason, group, param = _native.sgd_explain_step(optimizer)
+        place = ", ".join(f"{word} {i}" for word, i in (("group", group), ("parameter", param)) if i >= 0)
+        return self.explanation(reason, f"{place}: " if place and reason != "served" else "")
+
+
+TARGET = SgdTarget()
