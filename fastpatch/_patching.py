@@ -1,8 +1,8 @@
 """Patch points: attributes that a proxy replaces, and their way back. The only user of wrapt.
 
 A proxy is an ``ObjectProxy`` whose type's ``__call__`` is a C builtin: between the user's call and stock stands no
-Python frame of ours, so that a warning of stock's still names the user's line. All else (name, signature, hash, equality,
-``isinstance``) is the replaced object's.
+Python frame of ours, so that a warning of stock's still names the user's line. All else (name, signature, hash,
+equality, ``isinstance``) is the replaced object's.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ._switch import INHERIT, NAMES, OFF, ON, STRICT, check_strict, checked, ready, scopes
+from ._switch import INHERIT, NAMES, OFF, ON, STRICT, check_strict, checked, hold, ready, scopes
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -1,8 +1,8 @@
 """enable and disable: which targets are on, for the process and here and now.
 
 Two things decide: a switch for the process, and scopes (``_scope``), a context variable's stack of lists with one
-switch for each target, read in C at every call. A target's patch points are in place while its process switch is on or any
-scope that turns it on is open, anywhere.
+switch for each target, read in C at every call. A target's patch points are in place while its process switch is on
+or any scope that turns it on is open, anywhere.
 """
 
 from __future__ import annotations
