@@ -102,9 +102,7 @@ def _find_or_build(sources: Path, cache: Path) -> ModuleType:
             return _import(found.path)
         except Exception as error:
             if sought is None:
-                raise BuildError(
-                    f"{found.path} can't be loaded ({error}), nor rebuilt: {compiler}"
-                ) from error
+                raise BuildError(f"{found.path} can't be loaded ({error}), nor rebuilt: {compiler}") from error
             unusable = found
     if isinstance(compiler, BuildError):
         raise compiler
@@ -282,9 +280,7 @@ def _locked(path: Path, timeout: float, progress: _compile.Progress) -> Iterator
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            progress.say(
-                f"another process compiles the native library; waiting at most {timeout:g} s for {path}"
-            )
+            progress.say(f"another process compiles the native library; waiting at most {timeout:g} s for {path}")
             lock.acquire(timeout=timeout, poll_interval=0.2)
     except filelock.Timeout as error:
         raise BuildError(
@@ -301,11 +297,7 @@ def _locked(path: Path, timeout: float, progress: _compile.Progress) -> Iterator
 
 def _explained(error: OSError, cache: Path) -> BuildError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return BuildError(
-            f"the disk of {cache} is full ({error}); free some space, or {_OTHER_CACHE} elsewhere"
-        )
+        return BuildError(f"the disk of {cache} is full ({error}); free some space, or {_OTHER_CACHE} elsewhere")
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return BuildError(f"the cache {cache} can't be used ({error}); {_OTHER_CACHE} that can be written")
-    return BuildError(
-        f"no native library in the cache {cache} ({error}); is it sound? If not, {_OTHER_CACHE}"
-    )
+    return BuildError(f"no native library in the cache {cache} ({error}); is it sound? If not, {_OTHER_CACHE}")

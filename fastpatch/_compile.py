@@ -132,9 +132,7 @@ def timeout() -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise BuildError(
-            f"FASTPATCH_BUILD_TIMEOUT={text!r} must be a positive number of seconds; correct or unset it"
-        )
+        raise BuildError(f"FASTPATCH_BUILD_TIMEOUT={text!r} must be a positive number of seconds; correct or unset it")
     return seconds
 
 
@@ -166,9 +164,7 @@ class Progress:
             sys.stderr.flush()
 
 
-def compile_library(
-    sources: Path, folder: Path, compiler: Compiler, timeout: float, progress: Progress
-) -> Path:
+def compile_library(sources: Path, folder: Path, compiler: Compiler, timeout: float, progress: Progress) -> Path:
     """Compile ``sources`` inside the empty ``folder``; returns the library there. Raises BuildError."""
     command = (find_ninja(), "-C", str(folder), f"-j{jobs()}")
     (folder / "build.ninja").write_text(ninja_file(sources, compiler), encoding="utf-8")
@@ -216,9 +212,7 @@ def ninja_file(sources: Path, compiler: Compiler) -> str:
     units = [(path, "", str(path.with_suffix(""))) for path in files if path.parts[0] not in ("cpu", "cuda")]
     for name, flags in _CAPABILITIES.items():
         extra = f"{_KERNEL} -DCPU_CAPABILITY={name} -DCPU_CAPABILITY_{name} {flags}"
-        units += [
-            (path, extra, str(path.with_suffix(f".{name}"))) for path in files if path.parts[0] == "cpu"
-        ]
+        units += [(path, extra, str(path.with_suffix(f".{name}"))) for path in files if path.parts[0] == "cpu"]
     if not units:
         raise BuildError(f"no C++ sources in {sources}: the installation is incomplete; reinstall fastpatch")
     cxx = _text(shlex.join(compiler.command))

@@ -49,6 +49,12 @@ struct Entry {
   bool live;        // false once the patch point was taken out: pass everything through
 };
 
+// A METH_FASTCALL function as a method table holds it.
+template <class Function>
+PyCFunction as_function(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
 // A new builtin with an entry of its own, and the way back.
 PyObject* make_entry(PyMethodDef* definition, PyObject* stock);
 Entry* entry_of(PyObject* self);  // nullptr, with an error set, if self isn't an entry's capsule

@@ -147,7 +147,8 @@ PyModuleDef definition{
 
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__native() {
   PyObject* module = PyModule_Create(&fastpatch::definition);
-  for (PyMethodDef* methods : {fastpatch::smooth_l1_loss_methods(), fastpatch::sgd_methods()}) {
+  for (PyMethodDef* methods :
+       {fastpatch::smooth_l1_loss_methods(), fastpatch::sgd_methods(), fastpatch::sgd_step_methods()}) {
     if (module != nullptr && PyModule_AddFunctions(module, methods) < 0) {
       Py_CLEAR(module);
     }

@@ -65,7 +65,8 @@ class SmoothL1LossTarget(Target):
         if bits_differ(*losses):
             return "the loss"
         for loss in losses:
-            loss.backward(torch.full_like(loss, 0.37))
+            # Not loss.backward(gradient): that imports sympy, which takes a second.
+            (loss * (loss.detach() + 0.37)).sum().backward()
         return "the gradient" if bits_differ(*(x.grad for x in inputs)) else None
 
     @staticmethod

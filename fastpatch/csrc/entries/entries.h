@@ -7,5 +7,6 @@ namespace fastpatch {
 
 PyMethodDef* smooth_l1_loss_methods();
 PyMethodDef* sgd_methods();
+PyMethodDef* sgd_step_methods();
 
 }  // namespace fastpatch

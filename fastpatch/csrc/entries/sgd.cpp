@@ -1,25 +1,21 @@
-// Python calls of SGD: torch.optim.SGD.step (outer) and the function sgd of module torch.optim.sgd (inner).
-//
-// The outer point serves a whole step or none of it: what it can't serve, stock's own step takes to the inner point,
-// which judges each parameter. So only the inner point counts fallbacks.
+// Python calls of SGD: the function sgd of module torch.optim.sgd, the inner patch point. It judges each parameter, and
+// it alone counts fallbacks.
 #include "../sgd.h"
 
 #include <c10/core/GradMode.h>
 
 #include "../entry.h"
-#include "../observe.h"
 #include "../python_tensor.h"
 #include "entries.h"
 #include "numbers.h"
 #include "optimizer.h"
 #include "owned.h"
+#include "sgd.h"
 
 namespace fastpatch {
+Target sgd_target{"sgd"};
+
 namespace {
-
-Target target{"sgd"};
-
-// ---------------------------------------------------------------- the inner point: sgd(params, grads, buffers, ...)
 
 enum Argument {
   params,
@@ -162,15 +158,15 @@ bool call_fast(
       return false;
     }
   }
-  target.count_fast(state, static_cast<int64_t>(end - begin));
+  sgd_target.count_fast(state, static_cast<int64_t>(end - begin));
   return true;
 }
 
 PyObject* refuse_group(const Entry& entry, Switch state, Reason reason, const Arguments& arguments) {
   if (forbids_fallback(state)) {
-    return target.raise_fallback(reason);
+    return sgd_target.raise_fallback(reason);
   }
-  target.count_fallback(reason, 1);
+  sgd_target.count_fallback(reason, 1);
   return arguments.call(entry.stock);
 }
 
@@ -181,7 +177,7 @@ PyObject* serve_places(const Entry& entry, Switch state, PyObject* const* bound,
   for (size_t i = 0; i < n; ++i) {
     reasons[i] = parse_item(bound, static_cast<Py_ssize_t>(i), hyper.has_momentum, &items[i]);
     if (reasons[i] != Reason::served && forbids_fallback(state)) {
-      return target.raise_fallback(reasons[i]);
+      return sgd_target.raise_fallback(reasons[i]);
     }
   }
   // In order, in runs: stock's loop is sequential, and an exception must leave what it would leave.
@@ -189,7 +185,7 @@ PyObject* serve_places(const Entry& entry, Switch state, PyObject* const* bound,
     const bool fast = reasons[begin] == Reason::served;
     for (end = begin; end < n && (reasons[end] == Reason::served) == fast; ++end) {
       if (!fast) {
-        target.count_fallback(reasons[end], 1);
+        sgd_target.count_fallback(reasons[end], 1);
       }
     }
     const bool done =
@@ -210,7 +206,7 @@ PyObject* inner(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObjec
     return nullptr;
   }
   const Arguments arguments{args, nargs, keywords};
-  const Switch state = entry->live ? target.state() : Switch::off;
+  const Switch state = entry->live ? sgd_target.state() : Switch::off;
   if (state == Switch::off) {
     return arguments.call(entry->stock);
   }
@@ -223,102 +219,6 @@ PyObject* inner(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObjec
     }
     return reason == Reason::served ? serve_places(*entry, state, bound, hyper)
                                     : refuse_group(*entry, state, reason, arguments);
-  } catch (...) {
-    return raise_current_exception();
-  }
-}
-
-// ---------------------------------------------------------------------------- the outer point: SGD.step(self)
-
-PyObject* promote = nullptr;  // called once torch has hooked SGD.step over our bare proxy
-
-// No closure: SGD.step(self) or SGD.step(self, None).
-bool is_bare_step(const Arguments& arguments) {
-  return arguments.keywords == nullptr &&
-         (arguments.positional == 1 || (arguments.positional == 2 && arguments.values[1] == Py_None));
-}
-
-PyObject* serve_step(PyObject* optimizer, Switch state) {
-  OptimizerStep step;
-  const Refusal refusal = read_step(optimizer, &step);
-  if (PyErr_Occurred()) {
-    return nullptr;
-  }
-  if (refusal.reason != Reason::served) {
-    // Strict: before any group is written. (Stock would write the groups before the refused one.)
-    return forbids_fallback(state) ? target.raise_fallback(refusal.reason) : Py_NotImplemented;
-  }
-  for (StepGroup& group : step.groups) {
-    if (!make_states(step, group)) {
-      return nullptr;
-    }
-    sgd_step(step.items, group.begin, group.end, group.hyper);
-    if (!store_buffers(step, group)) {
-      return nullptr;
-    }
-    target.count_fast(state, static_cast<int64_t>(group.end - group.begin));
-  }
-  return Py_None;
-}
-
-PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
-  const Entry* entry = entry_of(self);
-  if (entry == nullptr) {
-    return nullptr;
-  }
-  const Switch state = entry->live ? target.state() : Switch::off;
-  if (state == Switch::off || !is_bare_step(arguments)) {
-    return arguments.call(entry->stock);
-  }
-  try {
-    PyObject* optimizer = arguments.values[0];
-    if (!hooked && promote != nullptr && is_hooked_over(optimizer)) {
-      const Owned called(promote);
-      promote = nullptr;
-      const Owned result(PyObject_CallNoArgs(called.get()));
-      if (!result) {
-        return nullptr;
-      }
-    }
-    const bool plain = has_stock_step(optimizer) && !(hooked && (is_observed() || has_hooks(optimizer)));
-    if (plain && check_thread() == Reason::served) {
-      PyObject* result = serve_step(optimizer, state);
-      if (result != Py_NotImplemented) {
-        Py_XINCREF(result);
-        return result;
-      }
-    }
-    if (PyErr_Occurred()) {
-      return nullptr;
-    }
-  } catch (...) {
-    return raise_current_exception();
-  }
-  return arguments.call(entry->stock);
-}
-
-PyObject* hooked_step(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
-  return step(self, {args, nargs, keywords}, true);
-}
-
-PyObject* bare_step(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
-  return step(self, {args, nargs, keywords}, false);
-}
-
-// ---------------------------------------------------------------------------------------------- the Python face
-
-PyObject* explain_step(PyObject*, PyObject* optimizer) {
-  try {
-    Refusal refusal{};
-    refusal.reason = check_thread();
-    if (refusal.reason == Reason::served) {
-      OptimizerStep step;
-      refusal = has_stock_step(optimizer) ? read_step(optimizer, &step) : Refusal{Reason::optimizer};
-    }
-    if (PyErr_Occurred()) {
-      return nullptr;
-    }
-    return Py_BuildValue("snn", reason_code(refusal.reason), refusal.group, refusal.param);
   } catch (...) {
     return raise_current_exception();
   }
@@ -341,46 +241,14 @@ PyObject* explain_function(PyObject*, PyObject* const* args, Py_ssize_t nargs, P
   }
 }
 
-PyObject* set_promote(PyObject*, PyObject* callback) {
-  Py_XSETREF(promote, callback == Py_None ? nullptr : Py_NewRef(callback));
-  Py_RETURN_NONE;
-}
-
-PyObject* setup(PyObject*, PyObject* facts) {
-  if (!set_optimizer_facts(facts)) {
-    return nullptr;
-  }
-  Py_RETURN_NONE;
-}
-
-template <class Function>
-PyCFunction as_function(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
 PyMethodDef inner_definition{"sgd", as_function(inner), METH_FASTCALL | METH_KEYWORDS, nullptr};
-PyMethodDef hooked_definition{"step", as_function(hooked_step), METH_FASTCALL | METH_KEYWORDS, nullptr};
-PyMethodDef bare_definition{"step", as_function(bare_step), METH_FASTCALL | METH_KEYWORDS, nullptr};
 
 PyObject* inner_entry(PyObject*, PyObject* stock) {
   return make_entry(&inner_definition, stock);
 }
 
-PyObject* hooked_entry(PyObject*, PyObject* stock) {
-  return make_entry(&hooked_definition, stock);
-}
-
-PyObject* bare_entry(PyObject*, PyObject* stock) {
-  return make_entry(&bare_definition, stock);
-}
-
 PyMethodDef methods[] = {
     {"sgd_inner", inner_entry, METH_O, "A builtin to stand in for torch.optim.sgd.sgd."},
-    {"sgd_hooked_step", hooked_entry, METH_O, "A builtin to stand in for an SGD.step that torch has hooked."},
-    {"sgd_bare_step", bare_entry, METH_O, "A builtin to stand in for an SGD.step that torch has not hooked."},
-    {"sgd_setup", setup, METH_O, "Takes the dict of torch.optim's objects that a step is compared with."},
-    {"sgd_set_promote", set_promote, METH_O, "What to call when torch has hooked SGD.step over our proxy."},
-    {"sgd_explain_step", explain_step, METH_O, "(reason, group, parameter) for optimizer.step() as things stand."},
     {"sgd_explain",
      as_function(explain_function),
      METH_FASTCALL | METH_KEYWORDS,

@@ -197,11 +197,6 @@ PyObject* register_node(PyObject*, PyObject* type) {
   Py_RETURN_NONE;
 }
 
-template <class Function>
-PyCFunction as_function(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
 PyMethodDef outer_definition{"smooth_l1_loss", as_function(outer), METH_FASTCALL | METH_KEYWORDS, nullptr};
 PyMethodDef inner_definition{"smooth_l1_loss", as_function(inner), METH_FASTCALL | METH_KEYWORDS, nullptr};
 

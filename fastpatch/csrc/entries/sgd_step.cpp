@@ -1,0 +1,142 @@
+// Python calls of SGD: torch.optim.SGD.step, the outer patch point. It serves a whole step or none of it: what it can't
+// serve, stock's own step takes to the inner point.
+#include "../entry.h"
+#include "../observe.h"
+#include "../python_tensor.h"
+#include "entries.h"
+#include "optimizer.h"
+#include "sgd.h"
+
+namespace fastpatch {
+namespace {
+
+PyObject* promote = nullptr;  // called once torch has hooked SGD.step over our bare proxy
+
+// No closure: SGD.step(self) or SGD.step(self, None).
+bool is_bare_step(const Arguments& arguments) {
+  return arguments.keywords == nullptr &&
+         (arguments.positional == 1 || (arguments.positional == 2 && arguments.values[1] == Py_None));
+}
+
+PyObject* serve_step(PyObject* optimizer, Switch state) {
+  OptimizerStep step;
+  const Refusal refusal = read_step(optimizer, &step);
+  if (PyErr_Occurred()) {
+    return nullptr;
+  }
+  if (refusal.reason != Reason::served) {
+    // Strict: before any group is written. (Stock would write the groups before the refused one.)
+    return forbids_fallback(state) ? sgd_target.raise_fallback(refusal.reason) : Py_NotImplemented;
+  }
+  for (StepGroup& group : step.groups) {
+    if (!make_states(step, group)) {
+      return nullptr;
+    }
+    sgd_step(step.items, group.begin, group.end, group.hyper);
+    if (!store_buffers(step, group)) {
+      return nullptr;
+    }
+    sgd_target.count_fast(state, static_cast<int64_t>(group.end - group.begin));
+  }
+  return Py_None;
+}
+
+PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
+  const Entry* entry = entry_of(self);
+  if (entry == nullptr) {
+    return nullptr;
+  }
+  const Switch state = entry->live ? sgd_target.state() : Switch::off;
+  if (state == Switch::off || !is_bare_step(arguments)) {
+    return arguments.call(entry->stock);
+  }
+  try {
+    PyObject* optimizer = arguments.values[0];
+    if (!hooked && promote != nullptr && is_hooked_over(optimizer)) {
+      const Owned called(promote);
+      promote = nullptr;
+      const Owned result(PyObject_CallNoArgs(called.get()));
+      if (!result) {
+        return nullptr;
+      }
+    }
+    const bool plain = has_stock_step(optimizer) && !(hooked && (is_observed() || has_hooks(optimizer)));
+    if (plain && check_thread() == Reason::served) {
+      PyObject* result = serve_step(optimizer, state);
+      if (result != Py_NotImplemented) {
+        Py_XINCREF(result);
+        return result;
+      }
+    }
+    if (PyErr_Occurred()) {
+      return nullptr;
+    }
+  } catch (...) {
+    return raise_current_exception();
+  }
+  return arguments.call(entry->stock);
+}
+
+PyObject* hooked_step(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
+  return step(self, {args, nargs, keywords}, true);
+}
+
+PyObject* bare_step(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
+  return step(self, {args, nargs, keywords}, false);
+}
+
+PyObject* explain_step(PyObject*, PyObject* optimizer) {
+  try {
+    Refusal refusal{};
+    refusal.reason = check_thread();
+    if (refusal.reason == Reason::served) {
+      OptimizerStep step;
+      refusal = has_stock_step(optimizer) ? read_step(optimizer, &step) : Refusal{Reason::optimizer};
+    }
+    if (PyErr_Occurred()) {
+      return nullptr;
+    }
+    return Py_BuildValue("snn", reason_code(refusal.reason), refusal.group, refusal.param);
+  } catch (...) {
+    return raise_current_exception();
+  }
+}
+
+PyObject* set_promote(PyObject*, PyObject* callback) {
+  Py_XSETREF(promote, callback == Py_None ? nullptr : Py_NewRef(callback));
+  Py_RETURN_NONE;
+}
+
+PyObject* setup(PyObject*, PyObject* facts) {
+  if (!set_optimizer_facts(facts)) {
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
+PyMethodDef hooked_definition{"step", as_function(hooked_step), METH_FASTCALL | METH_KEYWORDS, nullptr};
+PyMethodDef bare_definition{"step", as_function(bare_step), METH_FASTCALL | METH_KEYWORDS, nullptr};
+
+PyObject* hooked_entry(PyObject*, PyObject* stock) {
+  return make_entry(&hooked_definition, stock);
+}
+
+PyObject* bare_entry(PyObject*, PyObject* stock) {
+  return make_entry(&bare_definition, stock);
+}
+
+PyMethodDef methods[] = {
+    {"sgd_hooked_step", hooked_entry, METH_O, "A builtin to stand in for an SGD.step that torch has hooked."},
+    {"sgd_bare_step", bare_entry, METH_O, "A builtin to stand in for an SGD.step that torch has not hooked."},
+    {"sgd_setup", setup, METH_O, "Takes the dict of torch.optim's objects that a step is compared with."},
+    {"sgd_set_promote", set_promote, METH_O, "What to call when torch has hooked SGD.step over our proxy."},
+    {"sgd_explain_step", explain_step, METH_O, "(reason, group, parameter) for optimizer.step() as things stand."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+PyMethodDef* sgd_step_methods() {
+  return methods;
+}
+
+}  // namespace fastpatch

@@ -1,0 +1,192 @@
+"""Times fastpatch against stock PyTorch on this machine: python scripts/bench.py [--threads N] [--rounds N] [--json FILE].
+
+Every row takes stock and fastpatch in turn, in one process, and gives the ratio of the medians over several rounds:
+only such ratios mean anything on a shared machine. Rows whose work is done by us are checked to be served by us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+
+import torch
+import torch.nn.functional as F
+
+import fastpatch
+
+Call = Callable[[], object]
+
+# ResNet-50's 161 parameters: the stem, four stages of bottlenecks, the classifier.
+_STAGES = ((64, 64, 3), (256, 128, 4), (512, 256, 6), (1024, 512, 3))
+
+
+def resnet50_shapes() -> list[tuple[int, ...]]:
+    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
+    for before, width, blocks in _STAGES:
+        for block in range(blocks):
+            first = before if block == 0 else 4 * width
+            for out, channels, kernel in ((width, first, 1), (width, width, 3), (4 * width, width, 1)):
+                shapes += [(out, channels, kernel, kernel), (out,), (out,)]
+            if block == 0:
+                shapes += [(4 * width, first, 1, 1), (4 * width,), (4 * width,)]
+    return [*shapes, (1000, 2048), (1000,)]
+
+
+def seconds(call: Call, budget: float) -> float:
+    """Seconds a call, over a batch of calls that takes about ``budget``."""
+    call()
+    start = time.perf_counter()
+    call()
+    once = max(time.perf_counter() - start, 1e-7)
+    n = max(1, int(budget / once))
+    start = time.perf_counter()
+    for _ in range(n):
+        call()
+    return (time.perf_counter() - start) / n
+
+
+def compare(calls: dict[str, tuple[Call, bool]], rounds: int, budget: float) -> dict[str, float]:
+    """Median seconds of each call, all taken in turn; the flag says whether fastpatch is on."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, (call, on) in calls.items():
+            if on:
+                with fastpatch.enabled():
+                    times[name].append(seconds(call, budget))
+            else:
+                times[name].append(seconds(call, budget))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def must_be_fast(call: Call) -> None:
+    with fastpatch.enabled(strict=True):
+        call()
+
+
+def loss_calls(n: int, backward: bool) -> tuple[Call, Call]:
+    """A loss call, and a call that can't be beaten: a clone of a scalar, with its backward."""
+    x = torch.randn(n, requires_grad=backward)
+    y = torch.randn(n)
+
+    def loss() -> None:
+        out = F.smooth_l1_loss(x, y)
+        if backward:
+            x.grad = None
+            out.backward()
+
+    scalar = torch.ones((), requires_grad=backward)
+
+    def least() -> None:
+        out = scalar.clone()
+        if backward:
+            scalar.grad = None
+            out.backward()
+
+    return loss, least
+
+
+def bench_loss(rounds: int, budget: float) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for n in (64, 16 << 10, 256 << 10, 1 << 20, 16 << 20):
+        for backward in (False, True):
+            loss, least = loss_calls(n, backward)
+            must_be_fast(loss)
+            calls = {"stock": (loss, False), "fastpatch": (loss, True), "least": (least, False)}
+            times = compare(calls, rounds, budget)
+            rows.append({"row": f"loss {n} " + ("forward+backward" if backward else "no grad"), **times})
+    return rows
+
+
+def sgd_rows() -> dict[str, list[tuple[int, ...]]]:
+    return {
+        "2 tensors, 11 elements": [(10,), (1,)],
+        "16 tensors, 0.5 M": [(256, 256), (256,)] * 8,
+        "161 tensors, ResNet-50": resnet50_shapes(),
+        "1,000 tensors of 64": [(64,)] * 1000,
+        "16 Mi in one": [(16 << 20,)],
+    }
+
+
+def stepper(shapes: list[tuple[int, ...]], **kwargs: object) -> Call:
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for param in params:
+        param.grad = torch.randn_like(param)
+    optimizer = torch.optim.SGD(params, lr=1e-6, momentum=0.9, weight_decay=1e-4, **kwargs)  # type: ignore[arg-type]
+    optimizer.step()  # the buffers
+    return lambda: optimizer.step()
+
+
+def bench_sgd(rounds: int, budget: float) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for name, shapes in sgd_rows().items():
+        ours = stepper(shapes)
+        must_be_fast(ours)
+        calls = {
+            "stock": (stepper(shapes), False),
+            "fastpatch": (ours, True),
+            "foreach": (stepper(shapes, foreach=True), False),
+            "fused": (stepper(shapes, fused=True), False),
+        }
+        rows.append({"row": f"sgd {name}", **compare(calls, rounds, budget)})
+    return rows
+
+
+def bench_refused(rounds: int, budget: float) -> list[dict[str, object]]:
+    """What a refusal costs: calls that stock serves in both columns."""
+    x, y = torch.randn(64, dtype=torch.float64), torch.randn(64, dtype=torch.float64)
+    step = stepper([(10,), (1,)], foreach=True)
+    rows: list[dict[str, object]] = []
+    for name, call in (("loss of float64", lambda: F.smooth_l1_loss(x, y)), ("sgd step, foreach=True", step)):
+        times = compare({"stock": (call, False), "fastpatch": (call, True)}, rounds, budget)
+        rows.append({"row": f"refused: {name}", **times})
+    return rows
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    lines = [f"{'':<38} {'fastpatch':>10} {'stock':>8} {'foreach':>8} {'fused':>8} {'least':>8}   (times us; / ratios)"]
+    for row in rows:
+        ours = float(row["fastpatch"])  # type: ignore[arg-type]
+        ratios = [
+            f"{float(row[name]) / ours:>7.2f}x" if name in row else f"{'':>8}"  # type: ignore[arg-type]
+            for name in ("stock", "foreach", "fused", "least")
+        ]
+        lines.append(f"{row['row']:<38} {ours * 1e6:>10.2f} {' '.join(ratios)}")
+        if str(row["row"]).startswith("refused"):
+            lines[-1] += f"  {(ours - float(row['stock'])) * 1e6:+.2f} us"  # type: ignore[arg-type]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=1, help="torch.set_num_threads (default 1)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds per row; the median counts (default 7)")
+    parser.add_argument("--budget", type=float, default=0.05, help="seconds a measurement (default 0.05)")
+    parser.add_argument("--only", choices=("loss", "sgd", "refused"), help="one part of the table")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures there")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    parts = {"loss": bench_loss, "sgd": bench_sgd, "refused": bench_refused}
+    rows = [row for name, part in parts.items() if args.only in (None, name) for row in part(args.rounds, args.budget)]
+    facts = {
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+        "fastpatch": fastpatch.__version__,
+        "cpu": platform.processor() or platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": args.threads,
+    }
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    print(table(rows))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"facts": facts, "rows": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
