@@ -77,26 +77,31 @@ Entry* entry_of(PyObject* self) {
 }
 
 bool Arguments::bind(const char* const* names, int count, int max_positional, PyObject** bound) const {
-  if (positional > max_positional) {
+  const Py_ssize_t given = PyTuple_GET_SIZE(positional);
+  if (given > max_positional) {
     return false;
   }
   std::fill_n(bound, count, nullptr);
-  std::copy_n(values, positional, bound);
-  const Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
-  for (Py_ssize_t k = 0; k < named; ++k) {
-    const char* keyword = PyUnicode_AsUTF8(PyTuple_GET_ITEM(keywords, k));
-    if (keyword == nullptr) {
+  for (Py_ssize_t i = 0; i < given; ++i) {
+    bound[i] = PyTuple_GET_ITEM(positional, i);
+  }
+  PyObject* keyword = nullptr;
+  PyObject* value = nullptr;
+  Py_ssize_t position = 0;
+  while (keywords != nullptr && PyDict_Next(keywords, &position, &keyword, &value)) {
+    const char* text = PyUnicode_Check(keyword) ? PyUnicode_AsUTF8(keyword) : nullptr;
+    if (text == nullptr) {
       PyErr_Clear();
       return false;
     }
     int at = 0;
-    while (at < count && std::strcmp(keyword, names[at]) != 0) {
+    while (at < count && std::strcmp(text, names[at]) != 0) {
       ++at;
     }
     if (at == count || bound[at] != nullptr) {
       return false;
     }
-    bound[at] = values[positional + k];
+    bound[at] = value;
   }
   return true;
 }

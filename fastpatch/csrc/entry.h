@@ -49,9 +49,8 @@ struct Entry {
   bool live;        // false once the patch point was taken out: pass everything through
 };
 
-// A METH_FASTCALL function as a method table holds it.
-template <class Function>
-PyCFunction as_function(Function function) {
+// A function with keywords as a method table holds it.
+inline PyCFunction as_function(PyCFunctionWithKeywords function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
@@ -59,14 +58,13 @@ PyCFunction as_function(Function function) {
 PyObject* make_entry(PyMethodDef* definition, PyObject* stock);
 Entry* entry_of(PyObject* self);  // nullptr, with an error set, if self isn't an entry's capsule
 
-// The arguments of one vectorcall.
+// The arguments of one call, as a proxy hands them on: a tuple, and a dict or nullptr.
 struct Arguments {
-  PyObject* const* values;
-  Py_ssize_t positional;
-  PyObject* keywords;  // tuple of names or nullptr; their values follow the positional ones
+  PyObject* positional;
+  PyObject* keywords;
 
   PyObject* call(PyObject* function) const {
-    return PyObject_Vectorcall(function, values, static_cast<size_t>(positional), keywords);
+    return PyObject_Call(function, positional, keywords);
   }
   // Puts each argument at the place of its name (borrowed; nullptr where absent). The first `max_positional` names
   // may come by position. False for what doesn't fit: stock words the error.

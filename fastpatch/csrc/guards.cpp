@@ -60,6 +60,13 @@ Reason explain_thread(DispatchKeySet included, DispatchKeySet excluded) {
   return Reason::dispatch_state;
 }
 
+// A storage that was shrunk behind a tensor's back (FSDP does it) must not be read. For dense tensors only.
+bool fits_storage(const at::Tensor& tensor) {
+  const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  const int64_t end = (tensor.storage_offset() + tensor.numel()) * static_cast<int64_t>(sizeof(float));
+  return tensor.numel() == 0 || end <= static_cast<int64_t>(storage.nbytes());
+}
+
 }  // namespace
 
 Reason check_thread() {
@@ -85,20 +92,16 @@ Reason check_tensor(const at::Tensor& tensor) {
   if (C10_UNLIKELY(tensor._fw_grad(/*level=*/0).defined())) {
     return Reason::forward_ad;
   }
-  // A storage shrunk behind the tensor's back (FSDP does it) must not be read.
-  const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  const int64_t end = (tensor.storage_offset() + tensor.numel()) * static_cast<int64_t>(sizeof(float));
-  if (C10_UNLIKELY(tensor.numel() > 0 && static_cast<int64_t>(storage.nbytes()) < end)) {
-    return Reason::storage;
-  }
   return Reason::served;
 }
 
-bool same_dense_order(const at::Tensor& a, const at::Tensor& b) {
-  if (C10_LIKELY(a.is_contiguous() && b.is_contiguous())) {
-    return true;
+Reason check_memory(const at::Tensor& a, const at::Tensor& b) {
+  if (C10_UNLIKELY(!(a.is_contiguous() && b.is_contiguous()))) {
+    if (!a.is_non_overlapping_and_dense() || a.strides() != b.strides()) {
+      return Reason::strides;
+    }
   }
-  return a.is_non_overlapping_and_dense() && a.strides() == b.strides();
+  return fits_storage(a) && fits_storage(b) ? Reason::served : Reason::storage;
 }
 
 at::Tensor empty_elementwise(const at::Tensor& a, const at::Tensor& b) {

@@ -8,14 +8,15 @@
 
 namespace fastpatch {
 
-// Is this a strided, unwrapped, float32 CPU tensor with memory behind it? The dispatch keys answer for device,
+// Is this a strided, unwrapped, float32 CPU tensor? The dispatch keys answer for device,
 // layout, negation, subclasses, functorch and inference at once; only a refusal looks at them one by one.
 Reason check_tensor(const at::Tensor& tensor);
 
-// Elements of both in the same order, without gaps: one loop over memory visits them pairwise.
-bool same_dense_order(const at::Tensor& a, const at::Tensor& b);
+// Do two tensors of one shape hold their elements in the same order, without gaps and within their storages? Then one
+// loop over memory visits them pairwise.
+Reason check_memory(const at::Tensor& a, const at::Tensor& b);
 
-// What TensorIterator gives an element-wise result of operands that are same_dense_order().
+// What TensorIterator gives an element-wise result of operands that passed check_memory().
 at::Tensor empty_elementwise(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace fastpatch

@@ -13,7 +13,7 @@
 namespace fastpatch {
 namespace {
 
-// Below so many elements a parallel region costs more than it saves, and other Python threads needn't be let in.
+// ATen's grain: a tensor of fewer elements is updated by one thread.
 constexpr int64_t grain = 32768;
 
 SgdKernel kernel() {
@@ -92,9 +92,15 @@ void run_share(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64
   }
 }
 
+// Only where stock itself would enter a parallel region, that is for one parameter at least: in a forked child such a
+// region may hang (OpenMP's threads aren't forked), and nobody shall meet that who wouldn't without us.
+bool stock_is_parallel(const std::vector<SgdSlice>& slices) {
+  const bool large = std::any_of(slices.begin(), slices.end(), [](const SgdSlice& slice) { return slice.n > grain; });
+  return large && at::get_num_threads() > 1 && !at::in_parallel_region();
+}
+
 void run(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t total) {
-  const bool parallel = total >= 2 * grain && at::get_num_threads() > 1 && !at::in_parallel_region();
-  if (parallel && independent(slices)) {
+  if (stock_is_parallel(slices) && independent(slices)) {
     at::parallel_for(0, total, grain, [&](int64_t begin, int64_t end) { run_share(slices, hyper, begin, end); });
   } else {
     run_serially(slices, hyper);
@@ -141,8 +147,9 @@ Reason check_sgd_item(const SgdItem& item) {
   if (item.param.sizes() != item.grad.sizes()) {
     return Reason::shape_mismatch;
   }
-  if (!same_dense_order(item.param, item.grad)) {
-    return Reason::strides;
+  reason = check_memory(item.param, item.grad);
+  if (reason != Reason::served) {
+    return reason;
   }
   const Range param = memory_of(item.param);
   const Range grad = memory_of(item.grad);
@@ -155,8 +162,9 @@ Reason check_sgd_item(const SgdItem& item) {
   if (check_tensor(item.buffer) != Reason::served || item.buffer.sizes() != item.param.sizes()) {
     return Reason::momentum_buffer;
   }
-  if (!same_dense_order(item.param, item.buffer)) {
-    return Reason::strides;
+  reason = check_memory(item.param, item.buffer);
+  if (reason != Reason::served) {
+    return reason;
   }
   const Range buffer = memory_of(item.buffer);
   return overlap(buffer, param) || overlap(buffer, grad) ? Reason::overlap : Reason::served;

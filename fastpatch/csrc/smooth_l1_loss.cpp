@@ -87,10 +87,15 @@ bool is_one_value(const at::Tensor& tensor) {
 // May our kernel compute this gradient? Only contiguous operands: stock's gradient is always contiguous, and over
 // other layouts it runs its scalar formula.
 bool serves_gradient(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& target) {
-  return check_thread() == Reason::served && check_tensor(grad) == Reason::served &&
-         check_tensor(input) == Reason::served && check_tensor(target) == Reason::served && input.is_contiguous() &&
-         target.is_contiguous() && input.sizes() == target.sizes() &&
-         (is_one_value(grad) || (grad.sizes() == input.sizes() && grad.is_contiguous()));
+  for (const at::Tensor* tensor : {&grad, &input, &target}) {
+    if (check_tensor(*tensor) != Reason::served) {
+      return false;
+    }
+  }
+  return check_thread() == Reason::served && input.is_contiguous() && target.is_contiguous() &&
+         input.sizes() == target.sizes() && check_memory(input, target) == Reason::served &&
+         (grad.dim() == 0 || grad.sizes() == input.sizes()) &&
+         (is_one_value(grad) || check_memory(grad, input) == Reason::served);
 }
 
 at::Tensor gradient(
@@ -161,11 +166,12 @@ Reason check_smooth_l1_loss(const SmoothL1LossCall& call) {
   if (call.input->sizes() != call.target->sizes()) {
     return Reason::shape_mismatch;
   }
-  if (!same_dense_order(*call.input, *call.target)) {
-    return Reason::strides;
-  }
   if (call.input->numel() == 0) {
     return Reason::empty;
+  }
+  reason = check_memory(*call.input, *call.target);
+  if (reason != Reason::served) {
+    return reason;
   }
   const bool normal = call.beta >= std::numeric_limits<float>::min() && call.beta <= std::numeric_limits<float>::max();
   return normal ? Reason::served : Reason::beta;

@@ -200,12 +200,12 @@ PyObject* serve_places(const Entry& entry, Switch state, PyObject* const* bound,
   Py_RETURN_NONE;
 }
 
-PyObject* inner(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
+PyObject* inner(PyObject* self, PyObject* args, PyObject* keywords) {
   const Entry* entry = entry_of(self);
   if (entry == nullptr) {
     return nullptr;
   }
-  const Arguments arguments{args, nargs, keywords};
+  const Arguments arguments{args, keywords};
   const Switch state = entry->live ? sgd_target.state() : Switch::off;
   if (state == Switch::off) {
     return arguments.call(entry->stock);
@@ -224,11 +224,11 @@ PyObject* inner(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObjec
   }
 }
 
-PyObject* explain_function(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
+PyObject* explain_function(PyObject*, PyObject* args, PyObject* keywords) {
   try {
     PyObject* bound[argument_count];
     SgdHyper hyper{};
-    Reason reason = parse_sgd({args, nargs, keywords}, bound, &hyper);
+    Reason reason = parse_sgd({args, keywords}, bound, &hyper);
     Py_ssize_t place = -1;
     for (Py_ssize_t i = 0; reason == Reason::served && i < PyList_GET_SIZE(bound[params]); ++i) {
       SgdItem item;
@@ -241,7 +241,7 @@ PyObject* explain_function(PyObject*, PyObject* const* args, Py_ssize_t nargs, P
   }
 }
 
-PyMethodDef inner_definition{"sgd", as_function(inner), METH_FASTCALL | METH_KEYWORDS, nullptr};
+PyMethodDef inner_definition{"sgd", as_function(inner), METH_VARARGS | METH_KEYWORDS, nullptr};
 
 PyObject* inner_entry(PyObject*, PyObject* stock) {
   return make_entry(&inner_definition, stock);
@@ -251,7 +251,7 @@ PyMethodDef methods[] = {
     {"sgd_inner", inner_entry, METH_O, "A builtin to stand in for torch.optim.sgd.sgd."},
     {"sgd_explain",
      as_function(explain_function),
-     METH_FASTCALL | METH_KEYWORDS,
+     METH_VARARGS | METH_KEYWORDS,
      "(reason, -1, place) for a call with the arguments of torch.optim.sgd.sgd."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -14,8 +14,9 @@ PyObject* promote = nullptr;  // called once torch has hooked SGD.step over our 
 
 // No closure: SGD.step(self) or SGD.step(self, None).
 bool is_bare_step(const Arguments& arguments) {
-  return arguments.keywords == nullptr &&
-         (arguments.positional == 1 || (arguments.positional == 2 && arguments.values[1] == Py_None));
+  const Py_ssize_t given = PyTuple_GET_SIZE(arguments.positional);
+  const bool no_keywords = arguments.keywords == nullptr || PyDict_GET_SIZE(arguments.keywords) == 0;
+  return no_keywords && (given == 1 || (given == 2 && PyTuple_GET_ITEM(arguments.positional, 1) == Py_None));
 }
 
 PyObject* serve_step(PyObject* optimizer, Switch state) {
@@ -51,7 +52,7 @@ PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
     return arguments.call(entry->stock);
   }
   try {
-    PyObject* optimizer = arguments.values[0];
+    PyObject* optimizer = PyTuple_GET_ITEM(arguments.positional, 0);
     if (!hooked && promote != nullptr && is_hooked_over(optimizer)) {
       const Owned called(promote);
       promote = nullptr;
@@ -77,12 +78,12 @@ PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
   return arguments.call(entry->stock);
 }
 
-PyObject* hooked_step(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
-  return step(self, {args, nargs, keywords}, true);
+PyObject* hooked_step(PyObject* self, PyObject* args, PyObject* keywords) {
+  return step(self, {args, keywords}, true);
 }
 
-PyObject* bare_step(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
-  return step(self, {args, nargs, keywords}, false);
+PyObject* bare_step(PyObject* self, PyObject* args, PyObject* keywords) {
+  return step(self, {args, keywords}, false);
 }
 
 PyObject* explain_step(PyObject*, PyObject* optimizer) {
@@ -114,8 +115,8 @@ PyObject* setup(PyObject*, PyObject* facts) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef hooked_definition{"step", as_function(hooked_step), METH_FASTCALL | METH_KEYWORDS, nullptr};
-PyMethodDef bare_definition{"step", as_function(bare_step), METH_FASTCALL | METH_KEYWORDS, nullptr};
+PyMethodDef hooked_definition{"step", as_function(hooked_step), METH_VARARGS | METH_KEYWORDS, nullptr};
+PyMethodDef bare_definition{"step", as_function(bare_step), METH_VARARGS | METH_KEYWORDS, nullptr};
 
 PyObject* hooked_entry(PyObject*, PyObject* stock) {
   return make_entry(&hooked_definition, stock);

@@ -161,12 +161,12 @@ PyObject* travel(PyObject* self, const Arguments& arguments, Parse parse, bool o
   return arguments.call(entry->stock);
 }
 
-PyObject* outer(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
-  return travel(self, {args, nargs, keywords}, parse_outer, true);
+PyObject* outer(PyObject* self, PyObject* args, PyObject* keywords) {
+  return travel(self, {args, keywords}, parse_outer, true);
 }
 
-PyObject* inner(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
-  return travel(self, {args, nargs, keywords}, parse_inner, false);
+PyObject* inner(PyObject* self, PyObject* args, PyObject* keywords) {
+  return travel(self, {args, keywords}, parse_inner, false);
 }
 
 PyObject* explain_with(Parse parse, const Arguments& arguments) {
@@ -179,12 +179,12 @@ PyObject* explain_with(Parse parse, const Arguments& arguments) {
   }
 }
 
-PyObject* explain_outer(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
-  return explain_with(parse_outer, {args, nargs, keywords});
+PyObject* explain_outer(PyObject*, PyObject* args, PyObject* keywords) {
+  return explain_with(parse_outer, {args, keywords});
 }
 
-PyObject* explain_inner(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords) {
-  return explain_with(parse_inner, {args, nargs, keywords});
+PyObject* explain_inner(PyObject*, PyObject* args, PyObject* keywords) {
+  return explain_with(parse_inner, {args, keywords});
 }
 
 PyObject* register_node(PyObject*, PyObject* type) {
@@ -197,8 +197,8 @@ PyObject* register_node(PyObject*, PyObject* type) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef outer_definition{"smooth_l1_loss", as_function(outer), METH_FASTCALL | METH_KEYWORDS, nullptr};
-PyMethodDef inner_definition{"smooth_l1_loss", as_function(inner), METH_FASTCALL | METH_KEYWORDS, nullptr};
+PyMethodDef outer_definition{"smooth_l1_loss", as_function(outer), METH_VARARGS | METH_KEYWORDS, nullptr};
+PyMethodDef inner_definition{"smooth_l1_loss", as_function(inner), METH_VARARGS | METH_KEYWORDS, nullptr};
 
 PyObject* outer_entry(PyObject*, PyObject* stock) {
   return make_entry(&outer_definition, stock);
@@ -213,11 +213,11 @@ PyMethodDef methods[] = {
     {"smooth_l1_loss_inner", inner_entry, METH_O, "A builtin to stand in for torch._C._nn.smooth_l1_loss."},
     {"smooth_l1_loss_explain",
      as_function(explain_outer),
-     METH_FASTCALL | METH_KEYWORDS,
+     METH_VARARGS | METH_KEYWORDS,
      "The reason code for a call with F.smooth_l1_loss's arguments; 'served' if it would be."},
     {"smooth_l1_loss_explain_inner",
      as_function(explain_inner),
-     METH_FASTCALL | METH_KEYWORDS,
+     METH_VARARGS | METH_KEYWORDS,
      "The same with the arguments of torch._C._nn.smooth_l1_loss."},
     {"smooth_l1_loss_register_node", register_node, METH_O, "Shows our autograd node as this grad_fn type."},
     {nullptr, nullptr, 0, nullptr}};
