@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class BuildError(RuntimeError):
     """The native library could not be built or loaded.
@@ -40,3 +43,12 @@ class FallbackError(RuntimeError):
 
 class NativeBuildWarning(UserWarning):
     """``enable()`` found no usable native library: stock PyTorch goes on serving every call."""
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warns at the line of the user's that called into fastpatch, through however many frames of ours."""
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)

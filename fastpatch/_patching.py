@@ -10,7 +10,6 @@ from __future__ import annotations
 import pkgutil
 import threading
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -78,10 +77,22 @@ class PatchPoint:
     @property
     def stock(self) -> Any:
         """The object that is replaced, or would be."""
-        return self._stock if self.installed else self._current()
+        return self._stock if self.installed else self._original_of(self._current())
 
     def _current(self) -> Any:
         return vars(self.owner)[self.name]
+
+    def _original_of(self, current: Any) -> Any:
+        """Whoever puts an old proxy of ours back, means what that replaced."""
+        return next((stock for stock, _, proxy, _ in self._made if proxy is current), current)
+
+    def sees(self, fn: Any) -> bool:
+        """Is ``fn`` a live proxy of ours?"""
+        return self.installed and any(fn is proxy for _, _, proxy, _ in self._made)
+
+    def is_original(self, fn: Any) -> bool:
+        """Is ``fn`` what the attribute held before it was patched?"""
+        return fn is self.stock or any(fn is stock for stock, _, _, _ in self._made)
 
     def _make(self, stock: Any, make_entry: MakeEntry) -> Any:
         """The proxy of ``stock``, live from now on."""
@@ -105,30 +116,31 @@ class PatchPoint:
     def install(self) -> None:
         with _lock:
             if not self.installed:
-                self._stock = self._current()
+                self._stock = self._original_of(self._current())
                 self._proxy = self._make(self._stock, self._make_entry)
                 setattr(self.owner, self.name, self._proxy)
 
-    def restore(self) -> None:
-        """Puts the replaced object back, unless somebody has patched over us: then ours passes all calls through."""
+    def restore(self) -> str | None:
+        """Puts the replaced object back, unless somebody has patched over us: then ours passes all calls through.
+
+        Returns what the user should know of, for the caller to say when all points are restored.
+        """
         from . import _native
 
         with _lock:
             if not self.installed:
-                return
+                return None
             for _, _, _, entry in self._made:
                 _native.set_live(entry, False)
             original = self._original(self._current())
-            if original is None:
-                warnings.warn(
-                    f"fastpatch: {self.qualified.replace(':', '.')} was replaced by somebody else while patched; it is "
-                    "left as it is, and fastpatch's part of it passes every call to PyTorch from now on",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            else:
-                setattr(self.owner, self.name, original)
             self._stock = self._proxy = None
+            if original is not None:
+                setattr(self.owner, self.name, original)
+                return None
+        return (
+            f"fastpatch: {self.qualified.replace(':', '.')} was replaced by somebody else while patched; it is left as "
+            "it is, and fastpatch's part of it passes every call to PyTorch from now on"
+        )
 
     def _original(self, current: Any) -> Any | None:
         """What to put back in place of ``current``; None if that isn't ours."""
@@ -163,7 +175,7 @@ class StepPatchPoint(PatchPoint):
     def install(self) -> None:
         with _lock:
             if not self.installed:
-                hooked = getattr(self._current(), "hooked", False)
+                hooked = getattr(self._original_of(self._current()), "hooked", False)
                 self._make_entry = self._make_hooked if hooked else self._make_bare
                 super().install()
                 self._bare_proxy = None if hooked else self._proxy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,11 +27,14 @@ class Report:
         return {name: {"fast": fast, "fallback": dict(reasons)} for name, (fast, reasons) in self._counts.items()}
 
     def __str__(self) -> str:
-        lines = [f"{'target':<16} {'fast':>12} {'fallback':>12}  reason"]
+        """A table that fits 80 columns."""
+        lines = [f"{'target':<16} {'fast':>12} {'fallback':>12}"]
         for name, (fast, reasons) in self._counts.items():
             lines.append(f"{name:<16} {fast:>12} {sum(reasons.values()):>12}")
             for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
-                lines.append(f"{'':<16} {'':>12} {count:>12}  {reason}: {self._reasons[reason]}")
+                first = f"{'':<29} {count:>12}  {reason}: "
+                lines.append(first.rstrip())
+                lines += textwrap.wrap(self._reasons[reason], 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
         return "\n".join(lines)
 
 

@@ -8,9 +8,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ._switch import INHERIT, NAMES, OFF, ON, STRICT, check_strict, checked, hold, ready, scopes
+from ._switch import INHERIT, NAMES, OFF, ON, STRICT, Scopes, check_strict, checked, hold, ready, scopes
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _open(stack: Scopes | None) -> Scopes | None:
+    """The stack without the closed scopes on top: scopes may end in any order, and in other contexts."""
+    while stack is not None and not any(stack[0]):
+        stack = stack[1]
+    return stack
 
 
 class Scope:
@@ -21,7 +28,7 @@ class Scope:
 
     def __init__(self, targets: tuple[str, ...]) -> None:
         self._targets = checked(self._word, targets)
-        self._entered: list[tuple[list[int], tuple[str, ...]]] = []
+        self._entered: list[tuple[list[int], tuple[str, ...]]] = []  # in any context, not ended yet
 
     def _begin(self) -> tuple[str, ...]:
         """The names whose switch this scope really sets."""
@@ -34,20 +41,28 @@ class Scope:
         names = self._begin()
         switches = [self._switch if name in names else INHERIT for name in NAMES]
         self._hold(names, +1)
-        scopes.set((switches, scopes.get()))
+        scopes.set((switches, _open(scopes.get())))
         self._entered.append((switches, names))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        switches, names = self._entered.pop()
+        switches, names = self._entered.pop(self._last_entry())
         switches[:] = [INHERIT] * len(switches)
-        # Closed scopes leave the stack when they are on top of it: scopes may end in any order.
-        top = scopes.get()
-        while top is not None and not any(top[0]):
-            top = top[1]
-        scopes.set(top)
+        scopes.set(_open(scopes.get()))
         self._hold(names, -1)
+
+    def _last_entry(self) -> int:
+        """Which of this object's entries ends: the last of this context, else (ended elsewhere) the last of all."""
+        if not self._entered:
+            raise RuntimeError(f"fastpatch.{self._word}: this scope was ended without having been entered")
+        at = scopes.get()
+        while at is not None:
+            for i, (switches, _) in enumerate(self._entered):
+                if switches is at[0]:
+                    return i
+            at = at[1]
+        return -1
 
     def _again(self) -> Scope:
         raise NotImplementedError
@@ -57,10 +72,11 @@ class Scope:
             raise TypeError(f"fastpatch.{self._word}: can only decorate a function, not {function!r}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"fastpatch.{self._word}: can't decorate the generator function {function.__qualname__!r}, whose "
+                f"fastpatch.{self._word}: can't decorate the generator function {function!r}, whose "
                 "caller would be inside the scope between its steps; use `with` around the calls in its body"
             )
-        if inspect.iscoroutinefunction(function):
+        # An object may be called asynchronously too.
+        if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
 
             @functools.wraps(function)
             async def in_scope(*args: Any, **kwargs: Any) -> Any:

@@ -7,16 +7,14 @@ or any scope that turns it on is open, anywhere.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
-import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from . import _build
-from ._errors import BuildError, FallbackError, NativeBuildWarning
+from ._errors import BuildError, FallbackError, NativeBuildWarning, warn_user
 from .targets import TARGETS, Target
 
 _log = logging.getLogger("fastpatch")
@@ -71,10 +69,12 @@ def enable(*targets: str, strict: bool = False) -> None:
     names = checked("enable", targets)
     check_strict("enable", strict)
     with _lock:
-        for name in ready(names, strict):
+        fit = ready(names, strict)
+        for name in fit:
             _process[name] = STRICT if strict else ON
-            _apply(name)
-            _log.info("fastpatch: %s is on%s", name, " (strict)" if strict else "")
+        if fit:
+            _apply(fit)
+            _log.info("%s on%s", ", ".join(fit), " (strict)" if strict else "")
 
 
 def disable(*targets: str) -> None:
@@ -90,10 +90,11 @@ def disable(*targets: str) -> None:
     """
     names = checked("disable", targets)
     with _lock:
-        for name in names:
-            if _process[name] != OFF:
-                _process[name] = OFF
-                _apply(name)
+        on = tuple(name for name in names if _process[name] != OFF)
+        for name in on:
+            _process[name] = OFF
+        if on:
+            _apply(on)
 
 
 def is_enabled(target: str | None = None) -> bool:
@@ -130,7 +131,7 @@ def failure(name: str) -> str | None:
 
 def checked(function: str, names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
-        if name not in TARGETS:
+        if not isinstance(name, str) or name not in TARGETS:
             valid = ", ".join(repr(known) for known in NAMES)
             raise ValueError(f"fastpatch.{function}: unknown target {name!r}; targets are {valid}")
     return names or NAMES
@@ -146,18 +147,13 @@ def hold(names: tuple[str, ...], change: int) -> None:
     with _lock:
         for name in names:
             _open_scopes[name] += change
-            _apply(name)
+        _apply(names)
 
 
 def _warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
-        # To the caller of enable() or of the scope; how many frames of ours are between differs.
-        level = 2
-        frame = inspect.currentframe()
-        while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
-            frame, level = frame.f_back, level + 1
-        warnings.warn(text, NativeBuildWarning, stacklevel=level - 1)
+        warn_user(text, NativeBuildWarning)
 
 
 def ready(names: tuple[str, ...], strict: bool) -> tuple[str, ...]:
@@ -230,14 +226,19 @@ def _in_fresh_thread(function: Callable[[], _T]) -> _T:
     return value  # type: ignore[no-any-return]
 
 
-def _apply(name: str) -> None:
-    """Brings a target's process switch and patch points in line with who wants it on."""
+def _apply(names: tuple[str, ...]) -> None:
+    """Brings process switches and patch points of targets in line with who wants them on."""
     from . import _native
 
-    _native.set_switch(name, _process[name])
-    wanted = _process[name] != OFF or _open_scopes[name] > 0
-    for point in TARGETS[name].points:
-        if wanted:
-            point.install()
-        else:
-            point.restore()
+    complaints = []
+    for name in names:
+        _native.set_switch(name, _process[name])
+        wanted = _process[name] != OFF or _open_scopes[name] > 0
+        for point in TARGETS[name].points:
+            if wanted:
+                point.install()
+            else:
+                complaints.append(point.restore())
+    # Last: where warnings are errors, everything is in order before one is raised.
+    for complaint in filter(None, complaints):
+        warn_user(complaint, RuntimeWarning)

@@ -60,6 +60,16 @@ Reason explain_thread(DispatchKeySet included, DispatchKeySet excluded) {
   return Reason::dispatch_state;
 }
 
+// Equal strides wherever there is more than one element to step over.
+bool same_order(const at::Tensor& a, const at::Tensor& b) {
+  for (int64_t dim = 0; dim < a.dim(); ++dim) {
+    if (a.size(dim) != 1 && a.stride(dim) != b.stride(dim)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // A storage that was shrunk behind a tensor's back (FSDP does it) must not be read. For dense tensors only.
 bool fits_storage(const at::Tensor& tensor) {
   const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
@@ -69,6 +79,10 @@ bool fits_storage(const at::Tensor& tensor) {
 
 }  // namespace
 
+bool in_torch_function_mode() {
+  return at::impl::torch_function_mode_enabled();
+}
+
 Reason check_thread() {
   const auto state = c10::impl::tls_local_dispatch_key_set();
   const auto included = state.included_ - autocast_keys;
@@ -76,7 +90,7 @@ Reason check_thread() {
   if (C10_UNLIKELY(included != plain_included || excluded != plain_excluded)) {
     return explain_thread(included, excluded);
   }
-  if (C10_UNLIKELY(at::impl::torch_function_mode_enabled())) {
+  if (C10_UNLIKELY(in_torch_function_mode())) {
     return Reason::torch_function;
   }
   return Reason::served;
@@ -95,9 +109,9 @@ Reason check_tensor(const at::Tensor& tensor) {
   return Reason::served;
 }
 
-Reason check_memory(const at::Tensor& a, const at::Tensor& b) {
+Reason check_memory(const at::Tensor& a, const at::Tensor& b, bool exact) {
   if (C10_UNLIKELY(!(a.is_contiguous() && b.is_contiguous()))) {
-    if (!a.is_non_overlapping_and_dense() || a.strides() != b.strides()) {
+    if (!a.is_non_overlapping_and_dense() || !(a.strides() == b.strides() || (!exact && same_order(a, b)))) {
       return Reason::strides;
     }
   }

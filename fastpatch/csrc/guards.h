@@ -13,10 +13,11 @@ namespace fastpatch {
 Reason check_tensor(const at::Tensor& tensor);
 
 // Do two tensors of one shape hold their elements in the same order, without gaps and within their storages? Then one
-// loop over memory visits them pairwise.
-Reason check_memory(const at::Tensor& a, const at::Tensor& b);
+// loop over memory visits them pairwise. The strides of dimensions of size 1 say nothing about that order, but PyTorch
+// derives those of a result from them: `exact` compares them too.
+Reason check_memory(const at::Tensor& a, const at::Tensor& b, bool exact);
 
-// What TensorIterator gives an element-wise result of operands that passed check_memory().
+// What TensorIterator gives an element-wise result of operands that passed check_memory(..., exact=true).
 at::Tensor empty_elementwise(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace fastpatch

@@ -1,5 +1,6 @@
 #include "python_tensor.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -17,8 +18,13 @@ PyObject* python_face(const Slot& slot) {
   }
 }
 
-// Has its type a __torch_function__ of its own? torch marks those that have none by a function that says so.
+// Has its type a __torch_function__ of its own that would be called now? torch marks types without one by a function
+// that says so.
 bool overrides_torch_function(PyObject* object) {
+  using State = at::impl::TorchFunctionDisabledState;
+  if (at::impl::PythonTorchFunctionTLS::get_disabled_state() != State::ENABLED) {
+    return false;  // e.g. the default override calls on with overrides off
+  }
   PyObject* override_ = PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__torch_function__");
   if (override_ == nullptr) {
     PyErr_Clear();
@@ -36,9 +42,9 @@ const at::Tensor* exact_tensor(PyObject* object) {
   return THPVariable_CheckExact(object) ? &THPVariable_Unpack(object) : nullptr;
 }
 
-bool has_subclass_face(const at::Tensor& tensor) {
+PyObject* subclass_face(const at::Tensor& tensor) {
   PyObject* face = python_face(*tensor.unsafeGetTensorImpl()->pyobj_slot());
-  return face != nullptr && !THPVariable_CheckExact(face);
+  return face == nullptr || THPVariable_CheckExact(face) ? nullptr : face;
 }
 
 Reason why_not_exact(PyObject* object) {

@@ -16,8 +16,9 @@ namespace fastpatch {
 // The tensor behind a Python object that is exactly torch.Tensor or torch.nn.Parameter, else nullptr.
 const at::Tensor* exact_tensor(PyObject* object);
 
-// A tensor that C++ reached on its own way (a gradient) may have a Python face that is a subclass.
-bool has_subclass_face(const at::Tensor& tensor);
+// A tensor that C++ reached on its own way (a gradient) may have a Python face that is a subclass: that, borrowed, else
+// nullptr.
+PyObject* subclass_face(const at::Tensor& tensor);
 
 // The reason for a Python object that exact_tensor() rejects.
 Reason why_not_exact(PyObject* object);

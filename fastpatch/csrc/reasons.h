@@ -8,7 +8,7 @@ namespace fastpatch {
 #define FASTPATCH_REASONS(X)                                                                           \
   X(served, "served by the compiled implementation")                                                   \
   X(arguments, "an argument has a type or value that only PyTorch's own parser judges")                \
-  X(torch_function, "a __torch_function__ override or mode (e.g. `with torch.device(...)`) is active") \
+  X(torch_function, "a __torch_function__ override of an argument, or a mode, takes the call")         \
   X(subclass, "a tensor subclass; only torch.Tensor and torch.nn.Parameter are served")                \
   X(dispatch_mode, "a __torch_dispatch__ mode (fake tensors, functionalization, ...) is active")       \
   X(functorch, "inside torch.func / vmap, or a tensor that one of them wraps")                         \
@@ -26,7 +26,7 @@ namespace fastpatch {
   X(strides, "the tensors are not dense with their elements in the same order; `.contiguous()` helps") \
   X(storage, "a tensor reaches beyond its storage")                                                    \
   X(empty, "there is no element")                                                                      \
-  X(beta, "beta must be a normal, finite float32 above zero")                                          \
+  X(beta, "beta must be a finite float32 above zero whose half is normal (2.4e-38 and up)")            \
   X(legacy_arguments, "the deprecated size_average or reduce was given; use reduction")                \
   X(sparse_grad, "the gradient is sparse")                                                             \
   X(overlap, "a parameter shares memory with its own gradient or momentum buffer")                     \
@@ -37,7 +37,8 @@ namespace fastpatch {
   X(fused, "fused=True asks for another order of rounding")                                            \
   X(differentiable, "differentiable=True: the step itself is differentiated")                          \
   X(grad_scale, "a GradScaler handed grad_scale or found_inf to the step")                             \
-  X(optimizer, "the optimizer is not SGD, or overrides a part of its step")
+  X(non_leaf, "a parameter without gradient is not a leaf of the graph, which PyTorch warns of")       \
+  X(optimizer, "the optimizer is not SGD, has a step of its own, or keeps its groups or state in other containers")
 
 enum class Reason : int {
 #define FASTPATCH_ENUM(code, text) code,

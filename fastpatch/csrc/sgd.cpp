@@ -147,7 +147,8 @@ Reason check_sgd_item(const SgdItem& item) {
   if (item.param.sizes() != item.grad.sizes()) {
     return Reason::shape_mismatch;
   }
-  reason = check_memory(item.param, item.grad);
+  // A first buffer's strides derive from the gradient's.
+  reason = check_memory(item.param, item.grad, /*exact=*/!item.buffer.defined());
   if (reason != Reason::served) {
     return reason;
   }
@@ -162,7 +163,7 @@ Reason check_sgd_item(const SgdItem& item) {
   if (check_tensor(item.buffer) != Reason::served || item.buffer.sizes() != item.param.sizes()) {
     return Reason::momentum_buffer;
   }
-  reason = check_memory(item.param, item.buffer);
+  reason = check_memory(item.param, item.buffer, /*exact=*/false);
   if (reason != Reason::served) {
     return reason;
   }

@@ -93,9 +93,9 @@ bool serves_gradient(const at::Tensor& grad, const at::Tensor& input, const at::
     }
   }
   return check_thread() == Reason::served && input.is_contiguous() && target.is_contiguous() &&
-         input.sizes() == target.sizes() && check_memory(input, target) == Reason::served &&
+         input.sizes() == target.sizes() && check_memory(input, target, /*exact=*/true) == Reason::served &&
          (grad.dim() == 0 || grad.sizes() == input.sizes()) &&
-         (is_one_value(grad) || check_memory(grad, input) == Reason::served);
+         (is_one_value(grad) || check_memory(grad, input, /*exact=*/true) == Reason::served);
 }
 
 at::Tensor gradient(
@@ -169,11 +169,13 @@ Reason check_smooth_l1_loss(const SmoothL1LossCall& call) {
   if (call.input->numel() == 0) {
     return Reason::empty;
   }
-  reason = check_memory(*call.input, *call.target);
+  reason = check_memory(*call.input, *call.target, /*exact=*/true);
   if (reason != Reason::served) {
     return reason;
   }
-  const bool normal = call.beta >= std::numeric_limits<float>::min() && call.beta <= std::numeric_limits<float>::max();
+  // Half of beta must be normal too: with denormals flushed to zero its rounding would show.
+  constexpr double smallest = 2.0 * std::numeric_limits<float>::min();
+  const bool normal = call.beta >= smallest && call.beta <= std::numeric_limits<float>::max();
   return normal ? Reason::served : Reason::beta;
 }
 

@@ -60,6 +60,10 @@ class Target(ABC):
     def explain(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
         """Judges a call of ``fn``, which it owns, without running it."""
 
+    def unseen(self) -> Explanation:
+        """For a call that no patch point sees."""
+        return Explanation(self.name, False, "early_bound", "taken before it was patched; no patch point sees it")
+
     def explanation(self, reason: str, place: str = "") -> Explanation:
         from .. import _native
 

@@ -104,7 +104,7 @@ class SgdTarget(Target):
         return any(bits_differ(stock, ours) for stock, ours in zip(*results, strict=True))
 
     def owns(self, fn: Any) -> bool:
-        return self._optimizer_of(fn) is not None or fn == self._function.stock
+        return self._optimizer_of(fn) is not None or self._function.sees(fn) or self._function.is_original(fn)
 
     @staticmethod
     def _optimizer_of(fn: Any) -> torch.optim.SGD | None:
@@ -123,6 +123,8 @@ class SgdTarget(Target):
         from .. import _native
 
         optimizer = self._optimizer_of(fn)
+        if optimizer is None and not self._function.sees(fn):
+            return self.unseen()
         if optimizer is None:
             reason, group, param = _native.sgd_explain(*args, **kwargs)
         else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn import _reduction
 
 from .._patching import PatchPoint
 from ._target import Explanation, Target, bits_differ
@@ -50,12 +52,12 @@ class SmoothL1LossTarget(Target):
 
         ours = _native.smooth_l1_loss_inner(self._inner.stock)
         _native.set_live(ours, True)
-        for size in (1, 3, 7, 8, 17, 64, 531):
+        # Scalars alone, a vector, tails of both, rows of accumulators; both ways to divide by beta.
+        for size, beta in ((7, 0.3), (17, 1.0), (531, 0.3)):
             for reduction in (0, 1, 2):
-                for beta in (1.0, 0.3):
-                    difference = self._difference(ours, size, reduction, beta)
-                    if difference:
-                        return f"{difference} of {size} elements, reduction {reduction}, beta {beta}"
+                difference = self._difference(ours, size, reduction, beta)
+                if difference:
+                    return f"{difference} of {size} elements, reduction {reduction}, beta {beta}"
         return None
 
     def _difference(self, ours: Any, size: int, reduction: int, beta: float) -> str | None:
@@ -75,8 +77,9 @@ class SmoothL1LossTarget(Target):
         return loss
 
     def owns(self, fn: Any) -> bool:
-        # A proxy equals what it replaces, so this holds for both and whatever is patched.
-        return isinstance(fn, torch.nn.SmoothL1Loss) or any(fn == point.stock for point in self.points)
+        if isinstance(fn, torch.nn.SmoothL1Loss):
+            return True
+        return any(point.sees(fn) or point.is_original(fn) for point in self.points)
 
     def explain(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
         from .. import _native
@@ -84,9 +87,32 @@ class SmoothL1LossTarget(Target):
         if isinstance(fn, torch.nn.SmoothL1Loss):
             kwargs = {"reduction": fn.reduction, "beta": fn.beta, **kwargs}
             return self.explanation(_native.smooth_l1_loss_explain(*args, **kwargs))
-        if fn == self._inner.stock:
+        if self._outer.sees(fn):
+            return self.explanation(_native.smooth_l1_loss_explain(*args, **kwargs))
+        if self._inner.sees(fn):
             return self.explanation(_native.smooth_l1_loss_explain_inner(*args, **kwargs))
-        return self.explanation(_native.smooth_l1_loss_explain(*args, **kwargs))
+        if self._inner.is_original(fn):
+            return self.unseen()
+        return self._explain_early(fn, args, kwargs)
+
+    def _explain_early(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+        """F.smooth_l1_loss of before it was patched: the inner point is reached by what it makes of the call."""
+        from .. import _native
+
+        try:
+            call = inspect.signature(fn).bind(*args, **kwargs)
+            call.apply_defaults()
+            given = call.arguments
+            reduction = given["reduction"]
+            if given["size_average"] is not None or given["reduce"] is not None:
+                reduction = _reduction.legacy_get_string(given["size_average"], given["reduce"], emit_warning=False)
+            number = _reduction.get_enum(reduction)
+            tensors = torch.broadcast_tensors(given["input"], given["target"])  # type: ignore[no-untyped-call]
+        except (TypeError, ValueError, RuntimeError):
+            return self.explanation("arguments")
+        if given["beta"] == 0.0:
+            return self.unseen()  # stock calls torch._C._nn.l1_loss
+        return self.explanation(_native.smooth_l1_loss_explain_inner(*tensors, number, given["beta"]))
 
 
 TARGET = SmoothL1LossTarget()

@@ -19,7 +19,11 @@ float sum_with(const Formula& formula, const float* input, const float* target, 
   return cascade_row_sum(
       n,
       [=](int64_t i) { return formula.value(input[i], target[i]); },
-      [=](int64_t i) { return formula.value(Vec::loadu(input + i), Vec::loadu(target + i)); });
+      [=](int64_t i) {
+        __builtin_prefetch(input + i + 256);
+        __builtin_prefetch(target + i + 256);
+        return formula.value(Vec::loadu(input + i), Vec::loadu(target + i));
+      });
 }
 
 float sum(const float* input, const float* target, int64_t n, float beta) {

@@ -17,13 +17,15 @@ struct Facts {
 } facts;
 
 // Interned once: a look-up then compares pointers.
-#define FASTPATCH_NAMES(X)                                                                                         \
-  X(param_groups)                                                                                                  \
-  X(params)                                                                                                        \
-  X(lr)                                                                                                            \
-  X(momentum) X(dampening) X(weight_decay) X(nesterov) X(maximize) X(fused) X(defaults) X(differentiable) X(state) \
-      X(momentum_buffer) X(grad_scale) X(found_inf) X(_init_group) X(_optimizer_step_code)                         \
-          X(_optimizer_step_pre_hooks) X(_optimizer_step_post_hooks) X(step)
+#define FASTPATCH_NAMES(X)                                                                                   \
+  X(param_groups)                                                                                            \
+  X(params)                                                                                                  \
+  X(lr)                                                                                                      \
+  X(momentum)                                                                                                \
+  X(dampening)                                                                                               \
+  X(weight_decay) X(nesterov) X(maximize) X(fused) X(defaults) X(differentiable) X(state) X(momentum_buffer) \
+      X(grad_scale) X(found_inf) X(_init_group) X(_optimizer_step_code) X(_optimizer_step_pre_hooks)         \
+          X(_optimizer_step_post_hooks) X(step)
 
 struct Names {
 #define FASTPATCH_FIELD(name) PyObject* name = PyUnicode_InternFromString(#name);
@@ -49,6 +51,10 @@ Owned instance_dict(PyObject* self) {
   return Owned(dict);
 }
 
+bool is_sequence(PyObject* object) {
+  return object != nullptr && (PyList_CheckExact(object) || PyTuple_CheckExact(object));
+}
+
 bool is_none_or_false(PyObject* object) {
   return object == Py_None || object == Py_False;
 }
@@ -57,6 +63,27 @@ bool is_none_or_false(PyObject* object) {
 bool parse_flag(PyObject* object, bool* flag) {
   if (PyBool_Check(object) || PyLong_CheckExact(object)) {
     *flag = PyObject_IsTrue(object) == 1;
+    return true;
+  }
+  return false;
+}
+
+// SGD's own, or what torch._dynamo put in its place (the same, not to be compiled) when something was compiled.
+bool is_stock_init_group(PyObject* function) {
+  static PyObject* accepted = nullptr;  // a wrapper seen before
+  if (function == facts.init_group || (function != nullptr && function == accepted)) {
+    return true;
+  }
+  if (function == nullptr) {
+    return false;
+  }
+  const Owned original(PyObject_GetAttrString(function, "_torchdynamo_orig_callable"));
+  if (!original) {
+    PyErr_Clear();
+    return false;
+  }
+  if (original.get() == facts.init_group) {
+    Py_XSETREF(accepted, Py_NewRef(function));
     return true;
   }
   return false;
@@ -76,10 +103,10 @@ Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
   }
   const at::Tensor& grad = tensor->unsafeGetTensorImpl()->grad();
   if (!grad.defined()) {
-    return Reason::served;
+    return tensor->is_leaf() || tensor->retains_grad() ? Reason::served : Reason::non_leaf;
   }
-  if (has_subclass_face(grad)) {
-    return Reason::subclass;
+  if (PyObject* face = subclass_face(grad)) {
+    return why_not_exact(face);
   }
   SgdItem item{*tensor, grad, {}};
   PyObject* state = has_momentum ? look_up_state(step->states.get(), param) : nullptr;
@@ -124,12 +151,12 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
     return {reason};
   }
   PyObject* params = get(group, n.params);
-  if (params == nullptr || !PyList_CheckExact(params)) {
+  if (!is_sequence(params)) {
     return {Reason::optimizer};
   }
   const size_t begin = step->items.size();
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params); ++i) {
-    const Reason why = read_param(PyList_GET_ITEM(params, i), hyper.has_momentum, step);
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(params); ++i) {
+    const Reason why = read_param(PySequence_Fast_GET_ITEM(params, i), hyper.has_momentum, step);
     if (why != Reason::served) {
       return {why, -1, i};
     }
@@ -194,7 +221,7 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
   hyper->weight_decay = static_cast<float>(weight_decay);
   hyper->momentum = static_cast<float>(momentum);
   hyper->one_minus_dampening = static_cast<float>(1.0 - dampening);
-  hyper->minus_lr = static_cast<float>(-lr);
+  hyper->minus_lr = static_cast<float>(PyLong_CheckExact(objects.lr) ? 0.0 - lr : -lr);  // -0 is 0 for an int
   hyper->decay = weight_decay != 0.0;
   hyper->has_momentum = momentum != 0.0;
   return Reason::served;
@@ -213,34 +240,31 @@ bool set_optimizer_facts(PyObject* dict) {
          set_object(dict, "global_post_hooks", &facts.global_post_hooks);
 }
 
-bool has_stock_step(PyObject* self) {
+Reason check_optimizer(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   if (facts.sgd == nullptr || !PyType_IsSubtype(type, facts.sgd) || type->tp_getattro != PyObject_GenericGetAttr) {
-    return false;
+    return Reason::optimizer;
   }
   const Names& n = names();
-  if (_PyType_Lookup(type, n._init_group) != facts.init_group) {
-    return false;
+  const Owned dict = instance_dict(self);
+  if (!dict || !is_stock_init_group(_PyType_Lookup(type, n._init_group)) || get(dict.get(), n._init_group) != nullptr) {
+    return Reason::optimizer;
   }
   for (PyObject* name : {n.param_groups, n.state, n.defaults, n.grad_scale, n.found_inf}) {
     if (_PyType_Lookup(type, name) != nullptr) {
-      return false;  // a property or default of a subclass: instance attributes alone don't tell
+      return Reason::optimizer;  // a property or default of a subclass: instance attributes alone don't tell
     }
-  }
-  const Owned dict = instance_dict(self);
-  if (!dict || get(dict.get(), n._init_group) != nullptr) {
-    return false;
   }
   for (PyObject* name : {n.grad_scale, n.found_inf}) {
     PyObject* value = get(dict.get(), name);
     if (value != nullptr && value != Py_None) {
-      return false;
+      return Reason::grad_scale;
     }
   }
   PyObject* defaults = get(dict.get(), n.defaults);
   PyObject* differentiable =
       defaults != nullptr && PyDict_CheckExact(defaults) ? get(defaults, n.differentiable) : nullptr;
-  return differentiable == Py_False;
+  return differentiable == Py_False ? Reason::served : Reason::differentiable;
 }
 
 bool has_hooks(PyObject* self) {
@@ -274,12 +298,14 @@ Refusal read_step(PyObject* self, OptimizerStep* step) {
   const Owned dict = instance_dict(self);
   PyObject* groups = dict ? get(dict.get(), names().param_groups) : nullptr;
   PyObject* states = dict ? get(dict.get(), names().state) : nullptr;
-  if (groups == nullptr || !PyList_CheckExact(groups) || states == nullptr || Py_TYPE(states) != facts.defaultdict) {
+  // A plain dict raises at a missing state as it does in stock's step.
+  const bool known = states != nullptr && (Py_TYPE(states) == facts.defaultdict || PyDict_CheckExact(states));
+  if (!is_sequence(groups) || !known) {
     return {Reason::optimizer};
   }
   step->states = Owned::borrow(states);
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(groups); ++i) {
-    Refusal refusal = read_group(PyList_GET_ITEM(groups, i), step);
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(groups); ++i) {
+    Refusal refusal = read_group(PySequence_Fast_GET_ITEM(groups, i), step);
     if (refusal.reason != Reason::served) {
       refusal.group = i;
       return refusal;
@@ -296,7 +322,9 @@ bool make_states(OptimizerStep& step, const StepGroup& group) {
       if (!state) {
         return false;
       }
-      // A parameter that an earlier group of this step holds too: its first step is over.
+    }
+    if (!step.items[i].buffer.defined()) {
+      // A parameter that an earlier group of this step holds too has its first step behind it by now.
       PyObject* buffer = PyDict_CheckExact(state.get()) ? get(state.get(), names().momentum_buffer) : nullptr;
       if (buffer != nullptr && exact_tensor(buffer) != nullptr) {
         step.items[i].buffer = *exact_tensor(buffer);

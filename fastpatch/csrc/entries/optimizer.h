@@ -47,8 +47,9 @@ struct Refusal {
 // global_pre_hooks, global_post_hooks, defaultdict, hash_is_id.
 bool set_optimizer_facts(PyObject* facts);
 
-// Is self an SGD whose step() does what stock's does: no own _init_group, attributes in the instance?
-bool has_stock_step(PyObject* self);
+// Is self an SGD whose step() does what stock's does: no own _init_group, attributes in the instance, no gradient
+// scaling, not differentiable?
+Reason check_optimizer(PyObject* self);
 
 // Hooks of this optimizer or of all, or somebody's own _optimizer_step_code.
 bool has_hooks(PyObject* self);

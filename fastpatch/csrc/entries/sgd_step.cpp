@@ -19,6 +19,25 @@ bool is_bare_step(const Arguments& arguments) {
   return no_keywords && (given == 1 || (given == 2 && PyTuple_GET_ITEM(arguments.positional, 1) == Py_None));
 }
 
+// What can't be served is left to stock's step and its inner point (Py_NotImplemented, borrowed). Strict raises here,
+// before any group is written, where the inner point would find the refusal too late.
+PyObject* refuse_step(const Refusal& refusal, Switch state) {
+  return forbids_fallback(state) && refusal.reason != Reason::optimizer ? sgd_target.raise_fallback(refusal.reason)
+                                                                        : Py_NotImplemented;
+}
+
+// A step whose hooks or profiler range must run: stock's step serves it through the inner point.
+PyObject* judge_step(PyObject* optimizer, Switch state) {
+  if (!forbids_fallback(state)) {
+    return Py_NotImplemented;
+  }
+  OptimizerStep step;
+  const Refusal refusal = read_step(optimizer, &step);
+  return PyErr_Occurred()                   ? nullptr
+         : refusal.reason == Reason::served ? Py_NotImplemented
+                                            : refuse_step(refusal, state);
+}
+
 PyObject* serve_step(PyObject* optimizer, Switch state) {
   OptimizerStep step;
   const Refusal refusal = read_step(optimizer, &step);
@@ -26,8 +45,7 @@ PyObject* serve_step(PyObject* optimizer, Switch state) {
     return nullptr;
   }
   if (refusal.reason != Reason::served) {
-    // Strict: before any group is written. (Stock would write the groups before the refused one.)
-    return forbids_fallback(state) ? sgd_target.raise_fallback(refusal.reason) : Py_NotImplemented;
+    return refuse_step(refusal, state);
   }
   for (StepGroup& group : step.groups) {
     if (!make_states(step, group)) {
@@ -61,9 +79,9 @@ PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
         return nullptr;
       }
     }
-    const bool plain = has_stock_step(optimizer) && !(hooked && (is_observed() || has_hooks(optimizer)));
-    if (plain && check_thread() == Reason::served) {
-      PyObject* result = serve_step(optimizer, state);
+    if (check_optimizer(optimizer) == Reason::served && check_thread() == Reason::served) {
+      const bool watched = hooked && (is_observed() || has_hooks(optimizer));
+      PyObject* result = watched ? judge_step(optimizer, state) : serve_step(optimizer, state);
       if (result != Py_NotImplemented) {
         Py_XINCREF(result);
         return result;
@@ -88,11 +106,14 @@ PyObject* bare_step(PyObject* self, PyObject* args, PyObject* keywords) {
 
 PyObject* explain_step(PyObject*, PyObject* optimizer) {
   try {
-    Refusal refusal{};
-    refusal.reason = check_thread();
+    Refusal refusal{check_thread()};
     if (refusal.reason == Reason::served) {
+      refusal.reason = check_optimizer(optimizer);
+    }
+    // An optimizer that only the inner point can serve is judged by its tensors all the same.
+    if (refusal.reason == Reason::served || refusal.reason == Reason::optimizer) {
       OptimizerStep step;
-      refusal = has_stock_step(optimizer) ? read_step(optimizer, &step) : Refusal{Reason::optimizer};
+      refusal = read_step(optimizer, &step);
     }
     if (PyErr_Occurred()) {
       return nullptr;

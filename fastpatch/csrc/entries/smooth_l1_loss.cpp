@@ -7,6 +7,7 @@
 
 #include "../entry.h"
 #include "../python_tensor.h"
+#include "../thread_state.h"
 #include "entries.h"
 #include "numbers.h"
 
@@ -87,13 +88,14 @@ Reason parse_inner(const Arguments& arguments, SmoothL1LossCall* call) {
   if (tensors != Reason::served) {
     return tensors;
   }
-  call->reduction = at::Reduction::Mean;
-  if (bound[2] != nullptr) {
-    call->reduction = PyLong_CheckExact(bound[2]) ? PyLong_AsLong(bound[2]) : -1;
-    if (call->reduction < at::Reduction::None || call->reduction > at::Reduction::Sum) {
-      PyErr_Clear();  // a number too large for a long
-      return Reason::arguments;
-    }
+  // Without a reduction the builtin does not take its documented default; nobody calls it so.
+  if (bound[2] == nullptr || !PyLong_CheckExact(bound[2])) {
+    return Reason::arguments;
+  }
+  call->reduction = PyLong_AsLong(bound[2]);
+  if (call->reduction < at::Reduction::None || call->reduction > at::Reduction::Sum) {
+    PyErr_Clear();  // a number too large for a long
+    return Reason::arguments;
   }
   call->beta = 1.0;
   return parse_beta(bound[3], &call->beta);
@@ -134,7 +136,8 @@ PyObject* travel(PyObject* self, const Arguments& arguments, Parse parse, bool o
     return nullptr;
   }
   const Switch state = entry->live ? target.state() : Switch::off;
-  if (state == Switch::off || (!outer && PassInner::take())) {
+  // A mode takes the call before any tensor is looked at, and comes back here if it calls on.
+  if (state == Switch::off || in_torch_function_mode() || (!outer && PassInner::take())) {
     return arguments.call(entry->stock);
   }
   SmoothL1LossCall call{};

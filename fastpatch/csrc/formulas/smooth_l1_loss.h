@@ -3,8 +3,8 @@
 //
 // The order of operations is that of ATen's kernels (native/cpu/BinaryOpsKernel.cpp, PointwiseOpsKernel.cpp), in which
 // the vector body and the scalar tail differ: the gradient's tail compares with and divides by beta in double.
-// Edges: |d| == beta takes the linear branch; NaN stays NaN in both branches. beta is a normal float, so 0.5 beta is
-// exact and contraction of the linear branch could not change a bit.
+// Edges: |d| == beta takes the linear branch; NaN stays NaN in both branches. Half of beta must be a normal float: then
+// it is exact, and whether stock's compiler contracted the linear branch can't show.
 #pragma once
 
 #include <cmath>

@@ -1,0 +1,26 @@
+"""Scripts that tests run in an interpreter of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fastpatch
+
+
+def run_script(script, *arguments, folder, **environment):
+    """Runs a script file, which imports the same fastpatch as the tests do, and must succeed; returns the process."""
+    path = os.pathsep.join(filter(None, [str(Path(fastpatch.__file__).parents[1]), os.getenv("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    env.pop("PYTHONWARNINGS", None)
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def run_text(text, *arguments, folder, **environment):
+    """The same for a script's text, as train.py in ``folder``."""
+    script = folder / "train.py"
+    script.write_text(text)
+    return run_script(script, *arguments, folder=folder, **environment)

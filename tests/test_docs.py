@@ -1,0 +1,33 @@
+"""The documentation names what there is."""
+
+import re
+from pathlib import Path
+
+import fastpatch
+from fastpatch import _switch
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_every_reason_is_documented_with_its_sentence() -> None:
+    with fastpatch.enabled():
+        from fastpatch import _native
+
+        known = _native.reasons()
+    del known["served"]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/reasons.md").read_text(), re.MULTILINE))
+    assert {code: rows.get(code) for code in known} == known
+    assert set(rows) - set(known) == {"disabled", "not_built", "unsupported_platform"}
+
+
+def test_switches_are_those_of_the_compiled_side() -> None:
+    header = (ROOT / "fastpatch/csrc/entry.h").read_text()
+    values = dict(re.findall(r"(\w+) = (\d)", re.search(r"enum class Switch[^{]*{([^}]*)}", header)[1]))
+    for name, value in values.items():
+        assert getattr(_switch, name.upper()) == int(value)
+
+
+def test_readme_links_exist() -> None:
+    for name in ("README.md", "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):
+            assert (ROOT / target).exists(), f"{name} links to {target}"

@@ -1,0 +1,158 @@
+"""report() and reset_report(): who served how much, and why not. explain() has test_explain.py."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fastpatch
+
+NOTHING = {"smooth_l1_loss": {"fast": 0, "fallback": {}}, "sgd": {"fast": 0, "fallback": {}}}
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    fastpatch.disable()
+    fastpatch.reset_report()
+    yield
+    fastpatch.disable()
+
+
+def counts():
+    return fastpatch.report().to_dict()
+
+
+def parameter(dtype=torch.float32, size=3):
+    param = torch.nn.Parameter(torch.ones(size, dtype=dtype))
+    param.grad = torch.full((size,), 0.5, dtype=dtype)
+    return param
+
+
+def refuse(reason):
+    """One call of the loss that is refused for this reason."""
+    x = torch.ones(3)
+    calls = {
+        "dtype": lambda: F.smooth_l1_loss(x.double(), x.double()),
+        "strides": lambda: F.smooth_l1_loss(torch.ones(6)[::2], x),
+        "beta": lambda: F.smooth_l1_loss(x, x, beta=0.0),
+        "empty": lambda: F.smooth_l1_loss(x[:0], x[:0], reduction="none"),
+    }
+    calls[reason]()
+
+
+def test_nothing_happened():
+    assert counts() == NOTHING
+    fastpatch.enable()
+    assert counts() == NOTHING  # the self-test isn't counted
+
+
+def test_a_loss_call_is_one_unit():
+    fastpatch.enable()
+    for size in (1, 7, 40_000):
+        F.smooth_l1_loss(torch.ones(size), torch.zeros(size))
+    torch.nn.SmoothL1Loss()(torch.ones(2), torch.zeros(2))
+    for reason in ("dtype", "strides", "dtype"):
+        refuse(reason)
+    assert counts() == {**NOTHING, "smooth_l1_loss": {"fast": 4, "fallback": {"dtype": 2, "strides": 1}}}
+
+
+def test_a_parameter_is_one_unit_and_one_without_gradient_is_none():
+    fastpatch.enable()
+    without = torch.nn.Parameter(torch.ones(2))
+    torch.optim.SGD([parameter(), without, parameter(torch.float64), parameter()], lr=0.1).step()
+    assert counts() == {**NOTHING, "sgd": {"fast": 2, "fallback": {"dtype": 1}}}
+
+
+def test_a_refused_group_is_one_unit():
+    fastpatch.enable()
+    groups = [{"params": [parameter(), parameter()], "foreach": True}, {"params": [parameter()]}]
+    torch.optim.SGD(groups, lr=0.1).step()
+    assert counts() == {**NOTHING, "sgd": {"fast": 1, "fallback": {"foreach": 1}}}
+
+
+def test_an_object_of_its_own():
+    fastpatch.enable()
+    report = fastpatch.report()
+    F.smooth_l1_loss(torch.ones(3), torch.zeros(3))
+    refuse("dtype")
+    assert report.to_dict() == NOTHING
+    later = fastpatch.report()
+    fastpatch.reset_report()
+    assert later.to_dict()["smooth_l1_loss"] == {"fast": 1, "fallback": {"dtype": 1}}
+    later.to_dict()["smooth_l1_loss"]["fallback"].clear()
+    assert later.to_dict()["smooth_l1_loss"] == {"fast": 1, "fallback": {"dtype": 1}}
+
+
+def test_reset():
+    fastpatch.enable()
+    refuse("dtype")
+    torch.optim.SGD([parameter()], lr=0.1).step()
+    assert counts() != NOTHING
+    assert fastpatch.reset_report() is None
+    assert counts() == NOTHING
+    assert fastpatch.is_enabled()
+
+
+def test_disable_keeps_the_counters():
+    fastpatch.enable()
+    refuse("beta")
+    fastpatch.disable()
+    refuse("beta")
+    assert counts()["smooth_l1_loss"] == {"fast": 0, "fallback": {"beta": 1}}
+
+
+def test_counters_are_exact_over_threads():
+    fastpatch.enable()
+    x, y = torch.ones(3), torch.zeros(3)
+
+    def work():
+        for _ in range(300):
+            F.smooth_l1_loss(x, y)
+            refuse("empty")
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts() == {**NOTHING, "smooth_l1_loss": {"fast": 1800, "fallback": {"empty": 1800}}}
+
+
+def test_types():
+    fastpatch.enable()
+    refuse("dtype")
+    report = fastpatch.report()
+    assert isinstance(report, fastpatch.Report)
+    assert tuple(report.to_dict()) == fastpatch.targets()
+    for target in report.to_dict().values():
+        assert type(target["fast"]) is int
+        assert all(type(code) is str and type(count) is int for code, count in target["fallback"].items())
+
+
+def test_table_shows_every_number_and_the_most_frequent_reason_first():
+    fastpatch.enable()
+    for reason, times in (("empty", 1), ("dtype", 11), ("strides", 2)):
+        for _ in range(times):
+            refuse(reason)
+    F.smooth_l1_loss(torch.ones(3), torch.zeros(3))
+    header, loss, *reasons, sgd = str(fastpatch.report()).splitlines()
+    assert header.split() == ["target", "fast", "fallback", "reason"]
+    assert loss.split() == ["smooth_l1_loss", "1", "14"]
+    assert [line.split()[:2] for line in reasons] == [["11", "dtype:"], ["2", "strides:"], ["1", "empty:"]]
+    assert sgd.split() == ["sgd", "0", "0"]
+    assert "only float32 is served" in reasons[0]
+
+
+def test_table_without_fallbacks_fits_80_columns():
+    fastpatch.enable()
+    F.smooth_l1_loss(torch.ones(3), torch.zeros(3))
+    assert max(map(len, str(fastpatch.report()).splitlines())) <= 80
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="44 columns of numbers leave too few for the sentences")
+@pytest.mark.parametrize("reason", ["dtype", "strides", "beta"])
+def test_table_with_a_reason_fits_80_columns(reason):
+    fastpatch.enable()
+    refuse(reason)
+    assert max(map(len, str(fastpatch.report()).splitlines())) <= 80
