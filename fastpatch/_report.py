@@ -61,7 +61,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     Args:
         fn: ``F.smooth_l1_loss``, an ``nn.SmoothL1Loss``, the ``step`` of an SGD, or what these were before
             ``enable()``.
-        args, kwargs: what it would be called with. A step is judged by the gradients and state of this moment.
+        args, kwargs: what it would be called with. A step is judged by the gradients and state of this moment; a
+            subclass's own ``step`` as if it called SGD's, a module by its settings.
 
     Returns:
         Explanation: ``.fast``, ``.reason`` (a stable code, None if fast), ``.detail`` (a sentence).

@@ -56,7 +56,9 @@ def enable(*targets: str, strict: bool = False) -> None:
     Args:
         targets: names out of ``fastpatch.targets()``; none means all.
         strict: a call that reaches a patch point and can't be served raises ``FallbackError`` instead of falling back,
-            and a failing build raises ``BuildError`` instead of warning. The last ``enable`` of a target decides.
+            and a failing build raises ``BuildError`` instead of warning. For a step this happens before anything is
+            written; only with a closure, or a ``step`` taken before ``enable()``, earlier parameter groups are updated
+            by then. The last ``enable`` of a target decides.
 
     Raises:
         ValueError: an unknown target.
@@ -144,6 +146,8 @@ def check_strict(function: str, strict: bool) -> None:
 
 def hold(names: tuple[str, ...], change: int) -> None:
     """Counts a scope (+1 when it opens, -1 when it ends) among those that want the targets patched."""
+    if not names:  # perhaps there is no native library
+        return
     with _lock:
         for name in names:
             _open_scopes[name] += change

@@ -1,4 +1,4 @@
-"""Times fastpatch against stock PyTorch on this machine: python scripts/bench.py [--threads N] [--rounds N] [--json FILE].
+"""Times fastpatch against stock PyTorch on this machine: python scripts/bench.py [--threads N] [--json FILE].
 
 Every row takes stock and fastpatch in turn, in one process, and gives the ratio of the medians over several rounds:
 only such ratios mean anything on a shared machine. Rows whose work is done by us are checked to be served by us.

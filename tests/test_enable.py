@@ -178,8 +178,8 @@ def test_a_self_test_whose_call_falls_back_has_failed(cases):
 @pytest.mark.parametrize(
     ("case", "difference"),
     [
-        ("other_loss", "the loss of 1 elements, reduction 0, beta 1.0"),
-        ("other_gradient", "the gradient of 1 elements, reduction 0, beta 1.0"),
+        ("other_loss", "the loss of 7 elements, reduction 0, beta 0.3"),
+        ("other_gradient", "the gradient of 7 elements, reduction 0, beta 0.3"),
         ("other_update", "parameter or momentum buffer of 1 elements, nesterov=False"),
     ],
 )

@@ -88,15 +88,13 @@ def test_first_jit_use_of_a_process_is_while_patched(tmp_path):
     assert run_text(FIRST_JIT_USE, folder=tmp_path).stdout == "1.0 1.0 1\n2.0\n"
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the builtin's default reduction is 'none' in stock, 'mean' in ours"
-)
 def test_builtin_without_reduction_gives_what_stock_gives():
     x, y = torch.tensor([0.0, 3.0]), torch.tensor([1.0, 1.0])
     expected = STOCK_BUILTIN(x, y)
     fastpatch.enable()
     assert torch.equal(torch._C._nn.smooth_l1_loss(x, y), expected)
-    assert loss_counts() == {"fast": 1, "fallback": {}}
+    # Not the mean that its signature promises, so it is left alone.
+    assert loss_counts() == {"fast": 0, "fallback": {"arguments": 1}}
 
 
 class Criterion(torch.nn.Module):
@@ -136,7 +134,7 @@ def test_warning_names_the_users_line(early_bound):
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)]
     assert "different to the input size" in str(caught[0].message)
     # What F hands on is expanded already.
-    assert loss_counts() == {"fast": 0, "fallback": {"storage" if early_bound else "shape_mismatch": 1}}
+    assert loss_counts() == {"fast": 0, "fallback": {"strides" if early_bound else "shape_mismatch": 1}}
 
 
 def files_of(frames):

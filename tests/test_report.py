@@ -137,11 +137,12 @@ def test_table_shows_every_number_and_the_most_frequent_reason_first():
             refuse(reason)
     F.smooth_l1_loss(torch.ones(3), torch.zeros(3))
     header, loss, *reasons, sgd = str(fastpatch.report()).splitlines()
-    assert header.split() == ["target", "fast", "fallback", "reason"]
+    assert header.split() == ["target", "fast", "fallback"]
     assert loss.split() == ["smooth_l1_loss", "1", "14"]
-    assert [line.split()[:2] for line in reasons] == [["11", "dtype:"], ["2", "strides:"], ["1", "empty:"]]
+    counted = [line.split() for line in reasons if line.endswith(":")]
+    assert counted == [["11", "dtype:"], ["2", "strides:"], ["1", "empty:"]]
     assert sgd.split() == ["sgd", "0", "0"]
-    assert "only float32 is served" in reasons[0]
+    assert "only float32 is served" in reasons[1]
 
 
 def test_table_without_fallbacks_fits_80_columns():
@@ -150,7 +151,6 @@ def test_table_without_fallbacks_fits_80_columns():
     assert max(map(len, str(fastpatch.report()).splitlines())) <= 80
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="44 columns of numbers leave too few for the sentences")
 @pytest.mark.parametrize("reason", ["dtype", "strides", "beta"])
 def test_table_with_a_reason_fits_80_columns(reason):
     fastpatch.enable()

@@ -85,10 +85,8 @@ def test_a_group_that_is_refused_counts_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_explain_gives_the_reason_of_a_group(name: str, request: pytest.FixtureRequest) -> None:
+def test_explain_gives_the_reason_of_a_group(name: str) -> None:
     change, reason = GROUPS[name]
-    if reason in ("differentiable", "grad_scale"):
-        request.applymarker(pytest.mark.xfail(strict=True, reason="explain() says optimizer, the counters say more"))
     _, ours = three()
     change(ours)
     with fastpatch.enabled("sgd"), served():

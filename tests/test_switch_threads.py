@@ -84,7 +84,6 @@ def test_a_thread_that_is_off_while_the_process_is_on():
     assert call()
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="__exit__ takes the entry that any thread pushed last")
 def test_one_object_in_two_threads():
     scope, entered, left = enabled(), [threading.Event(), threading.Event()], threading.Event()
     seen = {}

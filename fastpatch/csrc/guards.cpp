@@ -90,9 +90,6 @@ Reason check_thread() {
   if (C10_UNLIKELY(included != plain_included || excluded != plain_excluded)) {
     return explain_thread(included, excluded);
   }
-  if (C10_UNLIKELY(in_torch_function_mode())) {
-    return Reason::torch_function;
-  }
   return Reason::served;
 }
 

@@ -5,7 +5,7 @@
 
 namespace fastpatch {
 
-// Autocast is ignored: it casts nothing for float32 operands.
+// By its dispatch keys. Autocast is ignored: it casts nothing for float32 operands.
 Reason check_thread();
 
 // Will a __torch_function__ mode (`with torch.device(...)`, ...) take the next call of a torch function?

@@ -85,6 +85,9 @@ Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) 
   if (PyList_GET_SIZE(bound[grads]) != n || (hyper->has_momentum && PyList_GET_SIZE(bound[buffers]) != n)) {
     return Reason::arguments;
   }
+  if (in_torch_function_mode()) {
+    return Reason::torch_function;  // the mode is to see every operation of the step
+  }
   return at::GradMode::is_enabled() ? Reason::differentiable : check_thread();
 }
 

@@ -79,7 +79,7 @@ PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
         return nullptr;
       }
     }
-    if (check_optimizer(optimizer) == Reason::served && check_thread() == Reason::served) {
+    if (check_optimizer(optimizer) == Reason::served && check_thread() == Reason::served && !in_torch_function_mode()) {
       const bool watched = hooked && (is_observed() || has_hooks(optimizer));
       PyObject* result = watched ? judge_step(optimizer, state) : serve_step(optimizer, state);
       if (result != Py_NotImplemented) {
@@ -106,7 +106,7 @@ PyObject* bare_step(PyObject* self, PyObject* args, PyObject* keywords) {
 
 PyObject* explain_step(PyObject*, PyObject* optimizer) {
   try {
-    Refusal refusal{check_thread()};
+    Refusal refusal{in_torch_function_mode() ? Reason::torch_function : check_thread()};
     if (refusal.reason == Reason::served) {
       refusal.reason = check_optimizer(optimizer);
     }
