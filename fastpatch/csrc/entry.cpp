@@ -1,7 +1,6 @@
 #include "entry.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace fastpatch {
 namespace {
@@ -10,7 +9,7 @@ constexpr const char* capsule_name = "fastpatch.entry";
 
 PyObject* scope_variable = nullptr;
 PyObject* fallback_error = nullptr;
-thread_local bool pass_inner = false;
+thread_local int64_t passes_left = 0;
 
 void free_entry(PyObject* capsule) {
   auto* entry = static_cast<Entry*>(PyCapsule_GetPointer(capsule, capsule_name));
@@ -76,29 +75,44 @@ Entry* entry_of(PyObject* self) {
   return static_cast<Entry*>(PyCapsule_GetPointer(self, capsule_name));
 }
 
-bool Arguments::bind(const char* const* names, int count, int max_positional, PyObject** bound) const {
+ParameterNames::ParameterNames(std::initializer_list<const char*> names, int max_positional)
+    : max_positional_(max_positional) {
+  for (const char* name : names) {
+    names_.push_back(PyUnicode_InternFromString(name));
+  }
+}
+
+int ParameterNames::find(PyObject* keyword, int hint) const {
+  for (int k = 0; k < size(); ++k) {
+    const int i = (hint + k) % size();
+    if (names_[i] == keyword) {
+      return i;
+    }
+  }
+  for (int i = 0; i < size(); ++i) {
+    if (PyUnicode_Check(keyword) && PyUnicode_Compare(names_[i], keyword) == 0) {
+      return i;
+    }
+  }
+  return -1;
+}
+
+bool Arguments::bind(const ParameterNames& names, PyObject** bound) const {
   const Py_ssize_t given = PyTuple_GET_SIZE(positional);
-  if (given > max_positional) {
+  if (given > names.max_positional()) {
     return false;
   }
-  std::fill_n(bound, count, nullptr);
+  std::fill_n(bound, names.size(), nullptr);
   for (Py_ssize_t i = 0; i < given; ++i) {
     bound[i] = PyTuple_GET_ITEM(positional, i);
   }
   PyObject* keyword = nullptr;
   PyObject* value = nullptr;
   Py_ssize_t position = 0;
+  int at = static_cast<int>(given) - 1;
   while (keywords != nullptr && PyDict_Next(keywords, &position, &keyword, &value)) {
-    const char* text = PyUnicode_Check(keyword) ? PyUnicode_AsUTF8(keyword) : nullptr;
-    if (text == nullptr) {
-      PyErr_Clear();
-      return false;
-    }
-    int at = 0;
-    while (at < count && std::strcmp(text, names[at]) != 0) {
-      ++at;
-    }
-    if (at == count || bound[at] != nullptr) {
+    at = names.find(keyword, at + 1);
+    if (at < 0 || bound[at] != nullptr) {
       return false;
     }
     bound[at] = value;
@@ -106,18 +120,20 @@ bool Arguments::bind(const char* const* names, int count, int max_positional, Py
   return true;
 }
 
-PassInner::PassInner() : saved_(pass_inner) {
-  pass_inner = true;
+PassInner::PassInner(int64_t passes) : saved_(passes_left) {
+  passes_left = passes;
 }
 
 PassInner::~PassInner() {
-  pass_inner = saved_;
+  passes_left = saved_;
 }
 
 bool PassInner::take() {
-  const bool pass = pass_inner;
-  pass_inner = false;
-  return pass;
+  if (passes_left == 0) {
+    return false;
+  }
+  --passes_left;
+  return true;
 }
 
 void set_scope_variable(PyObject* variable) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include <torch/csrc/python_headers.h>
@@ -58,6 +59,28 @@ inline PyCFunction as_function(PyCFunctionWithKeywords function) {
 PyObject* make_entry(PyMethodDef* definition, PyObject* stock);
 Entry* entry_of(PyObject* self);  // nullptr, with an error set, if self isn't an entry's capsule
 
+// The parameters of a Python function, in order; the first `max_positional` may come by position. Interned, so that
+// looking up a keyword mostly compares pointers.
+class ParameterNames {
+ public:
+  ParameterNames(std::initializer_list<const char*> names, int max_positional);
+  int size() const {
+    return static_cast<int>(names_.size());
+  }
+  int max_positional() const {
+    return max_positional_;
+  }
+  PyObject* operator[](int i) const {
+    return names_[i];
+  }
+  // The place of a keyword, -1 if there is none. Callers name arguments in order, so the search starts at `hint`.
+  int find(PyObject* keyword, int hint) const;
+
+ private:
+  std::vector<PyObject*> names_;
+  int max_positional_;
+};
+
 // The arguments of one call, as a proxy hands them on: a tuple, and a dict or nullptr.
 struct Arguments {
   PyObject* positional;
@@ -66,23 +89,23 @@ struct Arguments {
   PyObject* call(PyObject* function) const {
     return PyObject_Call(function, positional, keywords);
   }
-  // Puts each argument at the place of its name (borrowed; nullptr where absent). The first `max_positional` names
-  // may come by position. False for what doesn't fit: stock words the error.
-  bool bind(const char* const* names, int count, int max_positional, PyObject** bound) const;
+  // Puts each argument at the place of its name (borrowed; nullptr where absent). False for what doesn't fit: stock
+  // words the error.
+  bool bind(const ParameterNames& names, PyObject** bound) const;
 };
 
 // While stock runs after an outer refusal, the inner patch point that it reaches must not judge the same call again.
-// One pass only: whatever user code calls from within decides anew.
+// Only as many passes as stock will take: whatever user code calls from within decides anew.
 class PassInner {
  public:
-  PassInner();
+  explicit PassInner(int64_t passes = 1);
   ~PassInner();
   PassInner(const PassInner&) = delete;
   PassInner& operator=(const PassInner&) = delete;
   static bool take();
 
  private:
-  bool saved_;
+  int64_t saved_;
 };
 
 // fastpatch._native's context variable of scopes and fastpatch.FallbackError.

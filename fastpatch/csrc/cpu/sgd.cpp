@@ -17,6 +17,7 @@ void run(const SgdScalars& scalars, const SgdSlice& slice) {
   constexpr bool writes_buffer = momentum != Momentum::none;
 
   int64_t i = 0;
+#pragma GCC unroll 4
   for (; i + width <= slice.n; i += width) {
     Vec p = Vec::loadu(param + i);
     Vec b = reads_buffer ? Vec::loadu(buffer + i) : Vec(0.0f);

@@ -9,26 +9,24 @@ namespace {
 using Vec = at::vec::Vectorized<float>;
 constexpr int64_t width = Vec::size();
 
-bool is_power_of_two(float beta) {
-  int exponent = 0;
-  return std::frexp(beta, &exponent) == 0.5f && std::isnormal(1.0f / beta);
-}
-
-template <class Formula>
-float sum_with(const Formula& formula, const float* input, const float* target, int64_t n) {
+template <Division division>
+float sum_with(const float* input, const float* target, int64_t n, float beta) {
+  const SmoothL1Loss<division> formula{beta};
   return cascade_row_sum(
       n,
       [=](int64_t i) { return formula.value(input[i], target[i]); },
-      [=](int64_t i) {
-        __builtin_prefetch(input + i + 256);
-        __builtin_prefetch(target + i + 256);
-        return formula.value(Vec::loadu(input + i), Vec::loadu(target + i));
-      });
+      [=](int64_t i) { return formula.value(Vec::loadu(input + i), Vec::loadu(target + i)); });
 }
 
 float sum(const float* input, const float* target, int64_t n, float beta) {
-  return is_power_of_two(beta) ? sum_with(SmoothL1LossPow2{beta}, input, target, n)
-                               : sum_with(SmoothL1Loss{beta}, input, target, n);
+  switch (division_by(beta)) {
+    case Division::none:
+      return sum_with<Division::none>(input, target, n, beta);
+    case Division::product:
+      return sum_with<Division::product>(input, target, n, beta);
+    default:
+      return sum_with<Division::quotient>(input, target, n, beta);
+  }
 }
 
 float sum_partials(const float* partials, int64_t n) {
@@ -36,7 +34,7 @@ float sum_partials(const float* partials, int64_t n) {
 }
 
 void values(float* output, const float* input, const float* target, int64_t n, float beta) {
-  const SmoothL1Loss formula{beta};
+  const SmoothL1Loss<Division::quotient> formula{beta};
   int64_t i = 0;
   for (; i + width <= n; i += width) {
     formula.value(Vec::loadu(input + i), Vec::loadu(target + i)).store(output + i);

@@ -17,16 +17,16 @@ struct Facts {
 } facts;
 
 // Interned once: a look-up then compares pointers.
-#define FASTPATCH_NAMES(X)                                                                                           \
-  X(param_groups)                                                                                                    \
-  X(params)                                                                                                          \
-  X(lr)                                                                                                              \
-  X(momentum)                                                                                                        \
-  X(dampening)                                                                                                       \
-  X(weight_decay)                                                                                                    \
-  X(nesterov) X(maximize) X(fused) X(defaults) X(differentiable) X(state) X(momentum_buffer) X(grad_scale)           \
-      X(found_inf) X(_init_group) X(_optimizer_step_code) X(_optimizer_step_pre_hooks) X(_optimizer_step_post_hooks) \
-          X(step)
+#define FASTPATCH_NAMES(X)                                                                                  \
+  X(param_groups)                                                                                           \
+  X(params)                                                                                                 \
+  X(lr)                                                                                                     \
+  X(momentum)                                                                                               \
+  X(dampening)                                                                                              \
+  X(weight_decay)                                                                                           \
+  X(nesterov)                                                                                               \
+  X(maximize) X(fused) X(defaults) X(differentiable) X(state) X(momentum_buffer) X(grad_scale) X(found_inf) \
+      X(_init_group) X(_optimizer_step_code) X(_optimizer_step_pre_hooks) X(_optimizer_step_post_hooks) X(step)
 
 struct Names {
 #define FASTPATCH_FIELD(name) PyObject* name = PyUnicode_InternFromString(#name);
@@ -125,20 +125,20 @@ Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
   }
   const Reason reason = check_sgd_item(item);
   if (reason == Reason::served) {
+    if (has_momentum && !item.buffer.defined()) {
+      step->first_steps.push_back({step->items.size(), Owned::borrow(param), Owned::borrow(state)});
+    }
     step->items.push_back(std::move(item));
-    step->params.push_back(Owned::borrow(param));
-    step->param_states.push_back(Owned::borrow(state));
   }
   return reason;
 }
 
-Refusal read_group(PyObject* group, OptimizerStep* step) {
+Reason read_hyper(PyObject* group, SgdHyper* hyper) {
   if (!PyDict_CheckExact(group)) {
-    return {Reason::optimizer};
+    return Reason::optimizer;
   }
   const Names& n = names();
-  SgdHyper hyper{};
-  const Reason reason = parse_hyper(
+  return parse_hyper(
       {get(group, n.lr),
        get(group, n.momentum),
        get(group, n.dampening),
@@ -147,22 +147,29 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
        get(group, n.maximize),
        get(group, n.foreach_),
        get(group, n.fused)},
-      &hyper);
+      hyper);
+}
+
+Refusal read_group(PyObject* group, OptimizerStep* step) {
+  SgdHyper hyper{};
+  const Reason reason = read_hyper(group, &hyper);
   if (reason != Reason::served) {
     return {reason};
   }
-  PyObject* params = get(group, n.params);
+  PyObject* params = get(group, names().params);
   if (!is_sequence(params)) {
     return {Reason::optimizer};
   }
   const size_t begin = step->items.size();
+  const size_t first_begin = step->first_steps.size();
+  step->items.reserve(begin + static_cast<size_t>(PySequence_Fast_GET_SIZE(params)));
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(params); ++i) {
     const Reason why = read_param(PySequence_Fast_GET_ITEM(params, i), hyper.has_momentum, step);
     if (why != Reason::served) {
       return {why, -1, i};
     }
   }
-  step->groups.push_back({hyper, begin, step->items.size()});
+  step->groups.push_back({hyper, begin, step->items.size(), first_begin, step->first_steps.size()});
   return {};
 }
 
@@ -295,6 +302,21 @@ bool is_hooked_over(PyObject* self) {
   return step != nullptr && PyFunction_Check(step);
 }
 
+std::vector<Reason> read_refused_groups(PyObject* self) {
+  const Owned dict = instance_dict(self);
+  PyObject* groups = dict ? get(dict.get(), names().param_groups) : nullptr;
+  std::vector<Reason> reasons;
+  for (Py_ssize_t i = 0; is_sequence(groups) && i < PySequence_Fast_GET_SIZE(groups); ++i) {
+    SgdHyper hyper{};
+    const Reason reason = read_hyper(PySequence_Fast_GET_ITEM(groups, i), &hyper);
+    if (reason == Reason::served || reason == Reason::arguments || reason == Reason::optimizer) {
+      return {};
+    }
+    reasons.push_back(reason);
+  }
+  return has_hooks(self) ? std::vector<Reason>() : reasons;
+}
+
 Refusal read_step(PyObject* self, OptimizerStep* step) {
   const Owned dict = instance_dict(self);
   PyObject* groups = dict ? get(dict.get(), names().param_groups) : nullptr;
@@ -316,35 +338,28 @@ Refusal read_step(PyObject* self, OptimizerStep* step) {
 }
 
 bool make_states(OptimizerStep& step, const StepGroup& group) {
-  for (size_t i = group.begin; group.hyper.has_momentum && i < group.end; ++i) {
-    Owned& state = step.param_states[i];
-    if (!state) {
-      state = Owned(PyObject_GetItem(step.states.get(), step.params[i].get()));
-      if (!state) {
+  for (size_t i = group.first_begin; i < group.first_end; ++i) {
+    FirstStep& first = step.first_steps[i];
+    if (!first.state) {
+      first.state = Owned(PyObject_GetItem(step.states.get(), first.param.get()));
+      if (!first.state) {
         return false;
       }
     }
-    if (!step.items[i].buffer.defined()) {
-      // A parameter that an earlier group of this step holds too has its first step behind it by now.
-      PyObject* buffer = PyDict_CheckExact(state.get()) ? get(state.get(), names().momentum_buffer) : nullptr;
-      if (buffer != nullptr && exact_tensor(buffer) != nullptr) {
-        step.items[i].buffer = *exact_tensor(buffer);
-      }
+    // A parameter that an earlier group of this step holds too has its first step behind it by now.
+    PyObject* buffer = PyDict_CheckExact(first.state.get()) ? get(first.state.get(), names().momentum_buffer) : nullptr;
+    if (buffer != nullptr && exact_tensor(buffer) != nullptr) {
+      step.items[first.item].buffer = *exact_tensor(buffer);
     }
   }
   return true;
 }
 
 bool store_buffers(OptimizerStep& step, const StepGroup& group) {
-  for (size_t i = group.begin; group.hyper.has_momentum && i < group.end; ++i) {
-    PyObject* state = step.param_states[i].get();
-    PyObject* now = PyDict_CheckExact(state) ? get(state, names().momentum_buffer) : nullptr;
-    const at::Tensor* present = now == nullptr || now == Py_None ? nullptr : exact_tensor(now);
-    if (present != nullptr && present->unsafeGetTensorImpl() == step.items[i].buffer.unsafeGetTensorImpl()) {
-      continue;  // stock stores it again, which changes nothing
-    }
-    const Owned buffer(wrap(step.items[i].buffer));
-    if (!buffer || PyObject_SetItem(state, names().momentum_buffer, buffer.get()) < 0) {
+  for (size_t i = group.first_begin; i < group.first_end; ++i) {
+    const FirstStep& first = step.first_steps[i];
+    const Owned buffer(wrap(step.items[first.item].buffer));
+    if (!buffer || PyObject_SetItem(first.state.get(), names().momentum_buffer, buffer.get()) < 0) {
       return false;
     }
   }

@@ -24,16 +24,24 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper);
 
 struct StepGroup {
   SgdHyper hyper;
-  size_t begin;  // its parameters with a gradient, in OptimizerStep's lists
+  size_t begin;  // its parameters with a gradient, in OptimizerStep's items
   size_t end;
+  size_t first_begin;  // those at their first step, in its first_steps
+  size_t first_end;
+};
+
+// An item without a buffer, in a group that has momentum.
+struct FirstStep {
+  size_t item;
+  Owned param;
+  Owned state;  // optimizer.state[param], empty where that isn't made yet
 };
 
 struct OptimizerStep {
   Owned states;  // optimizer.state
   std::vector<StepGroup> groups;
   std::vector<SgdItem> items;
-  std::vector<Owned> params;        // beside items
-  std::vector<Owned> param_states;  // beside items: optimizer.state[param], empty where that isn't made yet
+  std::vector<FirstStep> first_steps;
 };
 
 // Why a step can't be served as a whole, and where; -1 where it is no single group or parameter.
@@ -56,6 +64,9 @@ bool has_hooks(PyObject* self);
 
 // Has torch put its hooks around the proxy that is (or was) SGD.step?
 bool is_hooked_over(PyObject* self);
+
+// Is every group refused as a whole? Then the reasons, one each; else (or with hooks) nothing.
+std::vector<Reason> read_refused_groups(PyObject* self);
 
 // Reads and judges all groups; changes nothing. May set a Python error.
 Refusal read_step(PyObject* self, OptimizerStep* step);

@@ -35,27 +35,29 @@ enum Argument {
   argument_count
 };
 
-const char* const argument_names[] = {
-    "params",
-    "d_p_list",
-    "momentum_buffer_list",
-    "has_sparse_grad",
-    "foreach",
-    "fused",
-    "grad_scale",
-    "found_inf",
-    "weight_decay",
-    "momentum",
-    "lr",
-    "dampening",
-    "nesterov",
-    "maximize"};
-
-constexpr int max_positional = weight_decay;
+const ParameterNames& argument_names() {
+  static const ParameterNames names(
+      {"params",
+       "d_p_list",
+       "momentum_buffer_list",
+       "has_sparse_grad",
+       "foreach",
+       "fused",
+       "grad_scale",
+       "found_inf",
+       "weight_decay",
+       "momentum",
+       "lr",
+       "dampening",
+       "nesterov",
+       "maximize"},
+      weight_decay);
+  return names;
+}
 
 // Judges all but the single parameters.
 Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) {
-  if (!arguments.bind(argument_names, argument_count, max_positional, bound)) {
+  if (!arguments.bind(argument_names(), bound)) {
     return Reason::arguments;
   }
   for (const int list : {params, grads, buffers}) {
@@ -127,7 +129,7 @@ bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_s
     return false;
   }
   for (int name = buffers + 1; name < argument_count; ++name) {
-    if (bound[name] != nullptr && PyDict_SetItemString(keywords.get(), argument_names[name], bound[name]) < 0) {
+    if (bound[name] != nullptr && PyDict_SetItem(keywords.get(), argument_names()[name], bound[name]) < 0) {
       return false;
     }
   }
@@ -210,7 +212,7 @@ PyObject* inner(PyObject* self, PyObject* args, PyObject* keywords) {
   }
   const Arguments arguments{args, keywords};
   const Switch state = entry->live ? sgd_target.state() : Switch::off;
-  if (state == Switch::off) {
+  if (state == Switch::off || PassInner::take()) {
     return arguments.call(entry->stock);
   }
   try {

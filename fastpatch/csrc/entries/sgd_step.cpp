@@ -90,6 +90,15 @@ PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
     if (PyErr_Occurred()) {
       return nullptr;
     }
+    const bool plain = check_optimizer(optimizer) == Reason::served && !forbids_fallback(state);
+    const std::vector<Reason> reasons = plain ? read_refused_groups(optimizer) : std::vector<Reason>();
+    if (!reasons.empty()) {
+      for (const Reason reason : reasons) {
+        sgd_target.count_fallback(reason, 1);
+      }
+      const PassInner pass(static_cast<int64_t>(reasons.size()));
+      return arguments.call(entry->stock);
+    }
   } catch (...) {
     return raise_current_exception();
   }

@@ -58,9 +58,9 @@ bool is_given(PyObject* argument) {
 }
 
 Reason parse_outer(const Arguments& arguments, SmoothL1LossCall* call) {
-  static const char* const names[] = {"input", "target", "size_average", "reduce", "reduction", "beta"};
+  static const ParameterNames names({"input", "target", "size_average", "reduce", "reduction", "beta"}, 6);
   PyObject* bound[6];
-  if (!arguments.bind(names, 6, 6, bound)) {
+  if (!arguments.bind(names, bound)) {
     return Reason::arguments;
   }
   const Reason tensors = parse_tensors(bound[0], bound[1], call);
@@ -79,9 +79,9 @@ Reason parse_outer(const Arguments& arguments, SmoothL1LossCall* call) {
 }
 
 Reason parse_inner(const Arguments& arguments, SmoothL1LossCall* call) {
-  static const char* const names[] = {"input", "target", "reduction", "beta"};
+  static const ParameterNames names({"input", "target", "reduction", "beta"}, 4);
   PyObject* bound[4];
-  if (!arguments.bind(names, 4, 4, bound)) {
+  if (!arguments.bind(names, bound)) {
     return Reason::arguments;
   }
   const Reason tensors = parse_tensors(bound[0], bound[1], call);
