@@ -17,16 +17,17 @@ struct Facts {
 } facts;
 
 // Interned once: a look-up then compares pointers.
-#define FASTPATCH_NAMES(X)                                                                                  \
-  X(param_groups)                                                                                           \
-  X(params)                                                                                                 \
-  X(lr)                                                                                                     \
-  X(momentum)                                                                                               \
-  X(dampening)                                                                                              \
-  X(weight_decay)                                                                                           \
-  X(nesterov)                                                                                               \
-  X(maximize) X(fused) X(defaults) X(differentiable) X(state) X(momentum_buffer) X(grad_scale) X(found_inf) \
-      X(_init_group) X(_optimizer_step_code) X(_optimizer_step_pre_hooks) X(_optimizer_step_post_hooks) X(step)
+#define FASTPATCH_NAMES(X)                                                                                     \
+  X(param_groups)                                                                                              \
+  X(params)                                                                                                    \
+  X(lr)                                                                                                        \
+  X(momentum)                                                                                                  \
+  X(dampening)                                                                                                 \
+  X(weight_decay)                                                                                              \
+  X(nesterov)                                                                                                  \
+  X(maximize)                                                                                                  \
+  X(fused) X(defaults) X(differentiable) X(state) X(momentum_buffer) X(grad_scale) X(found_inf) X(_init_group) \
+      X(_optimizer_step_code) X(_optimizer_step_pre_hooks) X(_optimizer_step_post_hooks) X(step)
 
 struct Names {
 #define FASTPATCH_FIELD(name) PyObject* name = PyUnicode_InternFromString(#name);

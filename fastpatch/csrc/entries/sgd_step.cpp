@@ -19,45 +19,52 @@ bool is_bare_step(const Arguments& arguments) {
   return no_keywords && (given == 1 || (given == 2 && PyTuple_GET_ITEM(arguments.positional, 1) == Py_None));
 }
 
-// What can't be served is left to stock's step and its inner point (Py_NotImplemented, borrowed). Strict raises here,
-// before any group is written, where the inner point would find the refusal too late.
-PyObject* refuse_step(const Refusal& refusal, Switch state) {
-  return forbids_fallback(state) && refusal.reason != Reason::optimizer ? sgd_target.raise_fallback(refusal.reason)
-                                                                        : Py_NotImplemented;
-}
-
-// A step whose hooks or profiler range must run: stock's step serves it through the inner point.
-PyObject* judge_step(PyObject* optimizer, Switch state) {
-  if (!forbids_fallback(state)) {
-    return Py_NotImplemented;
+// All or nothing was decided; false with a Python error set.
+bool serve_groups(OptimizerStep& step, Switch state) {
+  for (StepGroup& group : step.groups) {
+    if (!make_states(step, group)) {
+      return false;
+    }
+    sgd_step(step.items, group.begin, group.end, group.hyper);
+    if (!store_buffers(step, group)) {
+      return false;
+    }
+    sgd_target.count_fast(state, static_cast<int64_t>(group.end - group.begin));
   }
-  OptimizerStep step;
-  const Refusal refusal = read_step(optimizer, &step);
-  return PyErr_Occurred()                   ? nullptr
-         : refusal.reason == Reason::served ? Py_NotImplemented
-                                            : refuse_step(refusal, state);
+  return true;
 }
 
-PyObject* serve_step(PyObject* optimizer, Switch state) {
+// Stock's step, whose inner point judges anew; unless all groups are refused as a whole: then that is counted here.
+PyObject* leave_to_stock(const Entry& entry, const Arguments& arguments, PyObject* optimizer, const Refusal& refusal) {
+  const bool whole_group = refusal.reason != Reason::served && refusal.param < 0;
+  const std::vector<Reason> reasons = whole_group ? read_refused_groups(optimizer) : std::vector<Reason>();
+  for (const Reason reason : reasons) {
+    sgd_target.count_fallback(reason, 1);
+  }
+  const PassInner pass(static_cast<int64_t>(reasons.size()));
+  return arguments.call(entry.stock);
+}
+
+// A step without closure, of an optimizer that passed check_optimizer().
+PyObject* judge_step(const Entry& entry, const Arguments& arguments, PyObject* optimizer, Switch state, bool hooked) {
+  // With hooks or a profiler stock's step serves it through the inner point. Strict judges it here all the same, before
+  // any group is written.
+  const bool watched = hooked && (is_observed() || has_hooks(optimizer));
+  if (watched && !forbids_fallback(state)) {
+    return arguments.call(entry.stock);
+  }
   OptimizerStep step;
   const Refusal refusal = read_step(optimizer, &step);
   if (PyErr_Occurred()) {
     return nullptr;
   }
-  if (refusal.reason != Reason::served) {
-    return refuse_step(refusal, state);
+  if (refusal.reason == Reason::served && !watched) {
+    return serve_groups(step, state) ? Py_NewRef(Py_None) : nullptr;
   }
-  for (StepGroup& group : step.groups) {
-    if (!make_states(step, group)) {
-      return nullptr;
-    }
-    sgd_step(step.items, group.begin, group.end, group.hyper);
-    if (!store_buffers(step, group)) {
-      return nullptr;
-    }
-    sgd_target.count_fast(state, static_cast<int64_t>(group.end - group.begin));
+  if (forbids_fallback(state) && refusal.reason != Reason::served && refusal.reason != Reason::optimizer) {
+    return sgd_target.raise_fallback(refusal.reason);
   }
-  return Py_None;
+  return leave_to_stock(entry, arguments, optimizer, refusal);
 }
 
 PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
@@ -80,24 +87,10 @@ PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
       }
     }
     if (check_optimizer(optimizer) == Reason::served && check_thread() == Reason::served && !in_torch_function_mode()) {
-      const bool watched = hooked && (is_observed() || has_hooks(optimizer));
-      PyObject* result = watched ? judge_step(optimizer, state) : serve_step(optimizer, state);
-      if (result != Py_NotImplemented) {
-        Py_XINCREF(result);
-        return result;
-      }
+      return judge_step(*entry, arguments, optimizer, state, hooked);
     }
     if (PyErr_Occurred()) {
       return nullptr;
-    }
-    const bool plain = check_optimizer(optimizer) == Reason::served && !forbids_fallback(state);
-    const std::vector<Reason> reasons = plain ? read_refused_groups(optimizer) : std::vector<Reason>();
-    if (!reasons.empty()) {
-      for (const Reason reason : reasons) {
-        sgd_target.count_fallback(reason, 1);
-      }
-      const PassInner pass(static_cast<int64_t>(reasons.size()));
-      return arguments.call(entry->stock);
     }
   } catch (...) {
     return raise_current_exception();
