@@ -10,9 +10,10 @@ constexpr int64_t width = Vec::size();
 
 template <bool maximize, bool decay, Momentum momentum, bool nesterov>
 void run(const SgdScalars& scalars, const SgdSlice& slice) {
-  float* const param = slice.param;
-  const float* const grad = slice.grad;
-  float* const buffer = slice.buffer;
+  // The guards know that they don't overlap; loads of the next vectors then needn't wait for stores.
+  float* const __restrict__ param = slice.param;
+  const float* const __restrict__ grad = slice.grad;
+  float* const __restrict__ buffer = slice.buffer;
   constexpr bool reads_buffer = momentum == Momentum::later;
   constexpr bool writes_buffer = momentum != Momentum::none;
 
