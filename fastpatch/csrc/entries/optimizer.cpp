@@ -1,57 +1,12 @@
+// What a step reads of an optimizer's groups, parameters and states, and writes back to the states.
 #include "optimizer.h"
 
 #include "../python_tensor.h"
 #include "numbers.h"
+#include "optimizer_facts.h"
 
 namespace fastpatch {
 namespace {
-
-struct Facts {
-  PyTypeObject* sgd = nullptr;
-  PyObject* init_group = nullptr;
-  PyObject* step_code = nullptr;
-  PyObject* global_pre_hooks = nullptr;
-  PyObject* global_post_hooks = nullptr;
-  PyTypeObject* defaultdict = nullptr;
-  bool hash_is_id = false;  // Tensor.__hash__ is id(), so a look-up needn't call it
-} facts;
-
-// Interned once: a look-up then compares pointers.
-#define FASTPATCH_NAMES(X)                                                                                     \
-  X(param_groups)                                                                                              \
-  X(params)                                                                                                    \
-  X(lr)                                                                                                        \
-  X(momentum)                                                                                                  \
-  X(dampening)                                                                                                 \
-  X(weight_decay)                                                                                              \
-  X(nesterov)                                                                                                  \
-  X(maximize)                                                                                                  \
-  X(fused) X(defaults) X(differentiable) X(state) X(momentum_buffer) X(grad_scale) X(found_inf) X(_init_group) \
-      X(_optimizer_step_code) X(_optimizer_step_pre_hooks) X(_optimizer_step_post_hooks) X(step)
-
-struct Names {
-#define FASTPATCH_FIELD(name) PyObject* name = PyUnicode_InternFromString(#name);
-  FASTPATCH_NAMES(FASTPATCH_FIELD)
-#undef FASTPATCH_FIELD
-  PyObject* foreach_ = PyUnicode_InternFromString("foreach");
-};
-
-const Names& names() {
-  static const Names made;
-  return made;
-}
-
-PyObject* get(PyObject* dict, PyObject* name) {
-  return PyDict_GetItemWithError(dict, name);
-}
-
-Owned instance_dict(PyObject* self) {
-  PyObject* dict = PyObject_GenericGetDict(self, nullptr);
-  if (dict == nullptr) {
-    PyErr_Clear();
-  }
-  return Owned(dict);
-}
 
 bool is_sequence(PyObject* object) {
   return object != nullptr && (PyList_CheckExact(object) || PyTuple_CheckExact(object));
@@ -70,29 +25,8 @@ bool parse_flag(PyObject* object, bool* flag) {
   return false;
 }
 
-// SGD's own, or what torch._dynamo put in its place (the same, not to be compiled) when something was compiled.
-bool is_stock_init_group(PyObject* function) {
-  static PyObject* accepted = nullptr;  // a wrapper seen before
-  if (function == facts.init_group || (function != nullptr && function == accepted)) {
-    return true;
-  }
-  if (function == nullptr) {
-    return false;
-  }
-  const Owned original(PyObject_GetAttrString(function, "_torchdynamo_orig_callable"));
-  if (!original) {
-    PyErr_Clear();
-    return false;
-  }
-  if (original.get() == facts.init_group) {
-    Py_XSETREF(accepted, Py_NewRef(function));
-    return true;
-  }
-  return false;
-}
-
 PyObject* look_up_state(PyObject* states, PyObject* param) {
-  if (facts.hash_is_id) {
+  if (optimizer_facts().hash_is_id) {
     return _PyDict_GetItem_KnownHash(states, param, reinterpret_cast<Py_hash_t>(param));
   }
   return PyDict_GetItemWithError(states, param);
@@ -174,26 +108,6 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
   return {};
 }
 
-bool set_type(PyObject* dict, const char* name, PyTypeObject** type) {
-  PyObject* value = PyDict_GetItemString(dict, name);
-  if (value == nullptr || !PyType_Check(value)) {
-    PyErr_Format(PyExc_TypeError, "sgd_setup: no type under '%s'", name);
-    return false;
-  }
-  *type = reinterpret_cast<PyTypeObject*>(Py_NewRef(value));
-  return true;
-}
-
-bool set_object(PyObject* dict, const char* name, PyObject** object) {
-  PyObject* value = PyDict_GetItemString(dict, name);
-  if (value == nullptr) {
-    PyErr_Format(PyExc_KeyError, "sgd_setup: nothing under '%s'", name);
-    return false;
-  }
-  *object = Py_NewRef(value);
-  return true;
-}
-
 }  // namespace
 
 Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
@@ -236,73 +150,6 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
   return Reason::served;
 }
 
-bool set_optimizer_facts(PyObject* dict) {
-  if (!PyDict_Check(dict)) {
-    PyErr_SetString(PyExc_TypeError, "sgd_setup: expected a dict");
-    return false;
-  }
-  PyObject* hash_is_id = PyDict_GetItemString(dict, "hash_is_id");
-  facts.hash_is_id = hash_is_id == Py_True;
-  return set_type(dict, "SGD", &facts.sgd) && set_type(dict, "defaultdict", &facts.defaultdict) &&
-         set_object(dict, "init_group", &facts.init_group) && set_object(dict, "step_code", &facts.step_code) &&
-         set_object(dict, "global_pre_hooks", &facts.global_pre_hooks) &&
-         set_object(dict, "global_post_hooks", &facts.global_post_hooks);
-}
-
-Reason check_optimizer(PyObject* self) {
-  PyTypeObject* type = Py_TYPE(self);
-  if (facts.sgd == nullptr || !PyType_IsSubtype(type, facts.sgd) || type->tp_getattro != PyObject_GenericGetAttr) {
-    return Reason::optimizer;
-  }
-  const Names& n = names();
-  const Owned dict = instance_dict(self);
-  if (!dict || !is_stock_init_group(_PyType_Lookup(type, n._init_group)) || get(dict.get(), n._init_group) != nullptr) {
-    return Reason::optimizer;
-  }
-  for (PyObject* name : {n.param_groups, n.state, n.defaults, n.grad_scale, n.found_inf}) {
-    if (_PyType_Lookup(type, name) != nullptr) {
-      return Reason::optimizer;  // a property or default of a subclass: instance attributes alone don't tell
-    }
-  }
-  for (PyObject* name : {n.grad_scale, n.found_inf}) {
-    PyObject* value = get(dict.get(), name);
-    if (value != nullptr && value != Py_None) {
-      return Reason::grad_scale;
-    }
-  }
-  PyObject* defaults = get(dict.get(), n.defaults);
-  PyObject* differentiable =
-      defaults != nullptr && PyDict_CheckExact(defaults) ? get(defaults, n.differentiable) : nullptr;
-  return differentiable == Py_False ? Reason::served : Reason::differentiable;
-}
-
-bool has_hooks(PyObject* self) {
-  const Names& n = names();
-  const Owned dict = instance_dict(self);
-  if (!dict || _PyType_Lookup(Py_TYPE(self), n._optimizer_step_code) != facts.step_code ||
-      get(dict.get(), n._optimizer_step_code) != nullptr) {
-    return true;
-  }
-  for (PyObject* hooks :
-       {facts.global_pre_hooks,
-        facts.global_post_hooks,
-        get(dict.get(), n._optimizer_step_pre_hooks),
-        get(dict.get(), n._optimizer_step_post_hooks)}) {
-    if (hooks == nullptr || !PyDict_Check(hooks) || PyDict_Size(hooks) != 0) {
-      return true;
-    }
-  }
-  return false;
-}
-
-bool is_hooked_over(PyObject* self) {
-  if (facts.sgd == nullptr || !PyType_IsSubtype(Py_TYPE(self), facts.sgd)) {
-    return false;
-  }
-  PyObject* step = _PyType_Lookup(facts.sgd, names().step);
-  return step != nullptr && PyFunction_Check(step);
-}
-
 std::vector<Reason> read_refused_groups(PyObject* self) {
   const Owned dict = instance_dict(self);
   PyObject* groups = dict ? get(dict.get(), names().param_groups) : nullptr;
@@ -323,7 +170,8 @@ Refusal read_step(PyObject* self, OptimizerStep* step) {
   PyObject* groups = dict ? get(dict.get(), names().param_groups) : nullptr;
   PyObject* states = dict ? get(dict.get(), names().state) : nullptr;
   // A plain dict raises at a missing state as it does in stock's step.
-  const bool known = states != nullptr && (Py_TYPE(states) == facts.defaultdict || PyDict_CheckExact(states));
+  const bool known =
+      states != nullptr && (Py_TYPE(states) == optimizer_facts().defaultdict || PyDict_CheckExact(states));
   if (!is_sequence(groups) || !known) {
     return {Reason::optimizer};
   }

@@ -51,10 +51,6 @@ struct Refusal {
   Py_ssize_t param = -1;
 };
 
-// Takes the objects of torch.optim that the functions below compare with: SGD, init_group, step_code,
-// global_pre_hooks, global_post_hooks, defaultdict, hash_is_id.
-bool set_optimizer_facts(PyObject* facts);
-
 // Is self an SGD whose step() does what stock's does: no own _init_group, attributes in the instance, no gradient
 // scaling, not differentiable?
 Reason check_optimizer(PyObject* self);

@@ -5,6 +5,7 @@
 #include "../python_tensor.h"
 #include "entries.h"
 #include "optimizer.h"
+#include "optimizer_facts.h"
 #include "sgd.h"
 
 namespace fastpatch {
