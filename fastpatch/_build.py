@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 import platform
-import pwd
 import re
 import shlex
 import shutil
@@ -35,6 +34,7 @@ import torch
 
 from . import _compile
 from ._errors import BuildError
+from ._locks import fork_safe
 
 SOURCES = Path(__file__).with_name("csrc")
 
@@ -42,7 +42,7 @@ _SCHEMA = 1  # raise it when the meaning of the cache changes without a change o
 _NAME = "fastpatch._native"
 _OTHER_CACHE = "set FASTPATCH_CACHE_DIR to a folder of your own"
 
-_guard = threading.Lock()
+_guard = fork_safe(threading.Lock)
 _outcome: ModuleType | BuildError | None = None
 
 
@@ -203,8 +203,10 @@ def _check_private(folder: Path) -> None:
 
 def _user(uid: int) -> str:
     try:
+        import pwd  # not on Windows, where this module must import all the same
+
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:  # usual in containers
+    except (ImportError, KeyError):  # a number without a name is usual in containers
         return f"uid {uid}"
 
 

@@ -8,6 +8,7 @@ equality, ``isinstance``) is the replaced object's.
 from __future__ import annotations
 
 import pkgutil
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -17,9 +18,11 @@ import torch
 import wrapt
 from torch.jit import _builtins
 
+from ._locks import fork_safe
+
 MakeEntry = Callable[[Any], Any]
 
-_lock = threading.RLock()
+_lock = fork_safe(threading.RLock)
 # torch.jit knows builtins by id(): a proxy that is registered there must outlive every other object.
 _immortal: list[object] = []
 
@@ -50,6 +53,22 @@ def _proxy(stock: object, entry: Any, qualified: str, *, method: bool) -> Any:
     return type("PatchedFunction", (wrapt.ObjectProxy,), body)(stock)
 
 
+_OWN_FILES = {torch.nn.functional.__file__, torch.optim.Optimizer.__init__.__code__.co_filename}
+_OWN_FILES.add(sys.modules["torch.optim.sgd"].sgd.__code__.co_filename)
+
+
+def is_own_of_torch(function: Any) -> bool:
+    """Is this torch's own builtin or function, not somebody's wrapper around it? ``functools.wraps`` copies all but the
+    code, so the file of the code decides, of this function and of all that it wraps."""
+    if isinstance(function, types.BuiltinFunctionType):
+        return type(function) is types.BuiltinFunctionType
+    while type(function) is types.FunctionType and function.__code__.co_filename in _OWN_FILES:
+        if not hasattr(function, "__wrapped__"):
+            return True
+        function = function.__wrapped__
+    return False
+
+
 class PatchPoint:
     """An attribute ``name`` of ``owner`` (a module or class), replaced while its target is on.
 
@@ -58,7 +77,16 @@ class PatchPoint:
 
     method = False
 
-    def __init__(self, owner: Any, name: str, make_entry: MakeEntry, qualified: str, jit_builtin: str | None = None):
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        make_entry: MakeEntry,
+        qualified: str,
+        jit_builtin: str | None = None,
+        on_change: Callable[[Any], None] | None = None,  # called with the proxy, and with None when it is taken out
+    ):
+        self._on_change = on_change or (lambda proxy: None)
         self.owner = owner
         self.name = name
         self.qualified = qualified
@@ -113,12 +141,30 @@ class PatchPoint:
         _native.set_live(entry, True)
         return proxy
 
-    def install(self) -> None:
+    def install(self) -> str | None:
+        """Puts the proxy in place, unless somebody has patched before us: then theirs stays, and what it calls is
+        served by the inner points.
+
+        Returns what the user should know of.
+        """
         with _lock:
-            if not self.installed:
-                self._stock = self._original_of(self._current())
-                self._proxy = self._make(self._stock, self._make_entry)
-                setattr(self.owner, self.name, self._proxy)
+            if self.installed:
+                return None
+            stock = self._original_of(self._current())
+            if not is_own_of_torch(stock):
+                return (
+                    f"fastpatch: {self._words} had been replaced by {stock!r}, which stays; PyTorch's own function "
+                    "behind it is served where it can be"
+                )
+            self._stock = stock
+            self._proxy = self._make(stock, self._make_entry)
+            setattr(self.owner, self.name, self._proxy)
+            self._on_change(self._proxy)
+            return None
+
+    @property
+    def _words(self) -> str:
+        return self.qualified.replace(":", ".")
 
     def restore(self) -> str | None:
         """Puts the replaced object back, unless somebody has patched over us: then ours passes all calls through.
@@ -132,17 +178,18 @@ class PatchPoint:
                 return None
             for _, _, _, entry in self._made:
                 _native.set_live(entry, False)
-            original = self._original(self._current())
+            original = self._put_back(self._current())
             self._stock = self._proxy = None
+            self._on_change(None)
             if original is not None:
                 setattr(self.owner, self.name, original)
                 return None
         return (
-            f"fastpatch: {self.qualified.replace(':', '.')} was replaced by somebody else while patched; it is left as "
-            "it is, and fastpatch's part of it passes every call to PyTorch from now on"
+            f"fastpatch: {self._words} was replaced by somebody else while patched; it is left as it is, and "
+            " fastpatch's part of it passes every call to PyTorch from now on"
         )
 
-    def _original(self, current: Any) -> Any | None:
+    def _put_back(self, current: Any) -> Any | None:
         """What to put back in place of ``current``; None if that isn't ours."""
         return self._stock if current is self._proxy else None
 
@@ -172,14 +219,16 @@ class StepPatchPoint(PatchPoint):
         self._set_promote = set_promote
         self._bare_proxy: Any = None
 
-    def install(self) -> None:
+    def install(self) -> str | None:
         with _lock:
-            if not self.installed:
-                hooked = getattr(self._original_of(self._current()), "hooked", False)
-                self._make_entry = self._make_hooked if hooked else self._make_bare
-                super().install()
-                self._bare_proxy = None if hooked else self._proxy
-                self._set_promote(None if hooked else self._promote)
+            if self.installed:
+                return None
+            hooked = getattr(self._original_of(self._current()), "hooked", False)
+            self._make_entry = self._make_hooked if hooked else self._make_bare
+            complaint = super().install()
+            self._bare_proxy = None if hooked else self._proxy
+            self._set_promote(None if hooked else self._promote)
+            return complaint
 
     def _is_our_hooked(self, current: Any) -> bool:
         """Has torch hooked our bare proxy?"""
@@ -198,11 +247,11 @@ class StepPatchPoint(PatchPoint):
                 self._proxy = self._make(current, self._make_hooked)
                 setattr(self.owner, self.name, self._proxy)
 
-    def _original(self, current: Any) -> Any | None:
+    def _put_back(self, current: Any) -> Any | None:
         promoted = self._bare_proxy is not None and self._proxy is not self._bare_proxy
         if (promoted and current is self._proxy) or self._is_our_hooked(current):
             # As it would be had fastpatch never been there: the original, hooked by torch.
             step: Any = torch.optim.Optimizer.profile_hook_step(self._stock)
             step.hooked = True
             return step
-        return super()._original(current)
+        return super()._put_back(current)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from . import _build
 from ._errors import BuildError, FallbackError, NativeBuildWarning, warn_user
+from ._locks import fork_safe
 from .targets import TARGETS, Target
 
 _log = logging.getLogger("fastpatch")
@@ -29,7 +30,10 @@ scopes: ContextVar[Scopes | None] = ContextVar("fastpatch_scopes", default=None)
 
 NAMES = tuple(TARGETS)
 
-_lock = threading.RLock()
+# The set-up has a lock of its own: it waits for a thread in which a scope may end (that of a generator which is
+# collected there), and that needs the other.
+_lock = fork_safe(threading.RLock)
+_set_up_lock = fork_safe(threading.RLock)
 _process: dict[str, int] = dict.fromkeys(NAMES, OFF)
 _open_scopes: dict[str, int] = dict.fromkeys(NAMES, 0)  # those that turn the target on
 _unfit: dict[str, str] = {}  # targets whose proof failed, and what differed
@@ -70,8 +74,8 @@ def enable(*targets: str, strict: bool = False) -> None:
     """
     names = checked("enable", targets)
     check_strict("enable", strict)
+    fit = ready(names, strict)
     with _lock:
-        fit = ready(names, strict)
         for name in fit:
             _process[name] = STRICT if strict else ON
         if fit:
@@ -162,7 +166,7 @@ def _warn_once(text: str) -> None:
 
 def ready(names: tuple[str, ...], strict: bool) -> tuple[str, ...]:
     """Those of the targets that the native library serves here; loads (or builds) it, and proves them."""
-    with _lock:
+    with _set_up_lock:
         return _ready(names, strict)
 
 
@@ -195,8 +199,6 @@ def _set_up() -> None:
     if not _is_set_up:
         native = _build.load()
         native.setup(scopes, FallbackError, NAMES)
-        for target in TARGETS.values():
-            _in_fresh_thread(target.prepare)
         _is_set_up = True
 
 
@@ -204,11 +206,15 @@ def _proof(target: Target) -> str | None:
     def prove() -> str | None:
         scopes.set(([PROOF] * len(NAMES), None))
         try:
+            target.prepare()
             return target.prove()
         except FallbackError as error:
             return f"a call was refused ({error.reason})"
 
-    return _in_fresh_thread(prove)
+    try:
+        return _in_fresh_thread(prove)
+    except Exception as error:  # whatever it is, the script goes on with stock
+        return f"{type(error).__name__}: {error}"
 
 
 def _in_fresh_thread(function: Callable[[], _T]) -> _T:
@@ -239,10 +245,11 @@ def _apply(names: tuple[str, ...]) -> None:
         _native.set_switch(name, _process[name])
         wanted = _process[name] != OFF or _open_scopes[name] > 0
         for point in TARGETS[name].points:
-            if wanted:
-                point.install()
-            else:
+            if not wanted:
                 complaints.append(point.restore())
+            elif (complaint := point.install()) not in _warned:
+                _warned.add(str(complaint))  # a scope in a loop says it once
+                complaints.append(complaint)
     # Last: where warnings are errors, everything is in order before one is raised.
     for complaint in filter(None, complaints):
         warn_user(complaint, RuntimeWarning)

@@ -16,7 +16,7 @@ CSRC = PACKAGE / "csrc"
 
 # From the ground up: a file imports only from rooms below its own.
 ROOMS = (
-    ("_errors", "_version", "_native"),  # _native is the compiled side: below all, and imports none of us
+    ("_errors", "_locks", "_version", "_native"),  # _native is the compiled side: below all, and imports none of us
     ("_compile",),
     ("_build",),
     ("_patching",),

@@ -9,7 +9,8 @@ constexpr const char* capsule_name = "fastpatch.entry";
 
 PyObject* scope_variable = nullptr;
 PyObject* fallback_error = nullptr;
-thread_local int64_t passes_left = 0;
+constexpr size_t most_targets = 16;
+thread_local int64_t passes_left[most_targets] = {};  // by the target's index
 
 void free_entry(PyObject* capsule) {
   auto* entry = static_cast<Entry*>(PyCapsule_GetPointer(capsule, capsule_name));
@@ -120,19 +121,20 @@ bool Arguments::bind(const ParameterNames& names, PyObject** bound) const {
   return true;
 }
 
-PassInner::PassInner(int64_t passes) : saved_(passes_left) {
-  passes_left = passes;
+PassInner::PassInner(const Target& target, int64_t passes) : left_(passes_left[target.index]), saved_(left_) {
+  left_ = passes;
 }
 
 PassInner::~PassInner() {
-  passes_left = saved_;
+  left_ = saved_;
 }
 
-bool PassInner::take() {
-  if (passes_left == 0) {
+bool PassInner::take(const Target& target) {
+  int64_t& left = passes_left[target.index];
+  if (left == 0) {
     return false;
   }
-  --passes_left;
+  --left;
   return true;
 }
 

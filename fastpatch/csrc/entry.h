@@ -98,13 +98,14 @@ struct Arguments {
 // Only as many passes as stock will take: whatever user code calls from within decides anew.
 class PassInner {
  public:
-  explicit PassInner(int64_t passes = 1);
+  explicit PassInner(const Target& target, int64_t passes = 1);
   ~PassInner();
   PassInner(const PassInner&) = delete;
   PassInner& operator=(const PassInner&) = delete;
-  static bool take();
+  static bool take(const Target& target);
 
  private:
+  int64_t& left_;
   int64_t saved_;
 };
 

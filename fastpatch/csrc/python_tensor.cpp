@@ -54,7 +54,8 @@ Reason why_not_exact(PyObject* object) {
 }
 
 bool is_tensor(PyObject* object) {
-  return THPVariable_Check(object);
+  // By its real type: `__class__` may be code of the user's.
+  return PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass));
 }
 
 PyObject* wrap(const at::Tensor& tensor) {

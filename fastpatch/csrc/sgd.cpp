@@ -69,12 +69,6 @@ bool independent(const std::vector<SgdSlice>& slices) {
   return true;
 }
 
-void run_serially(const std::vector<SgdSlice>& slices, const SgdHyper& hyper) {
-  for (const SgdSlice& slice : slices) {
-    kernel()(hyper, slice);
-  }
-}
-
 // Elements [begin, end) of all slices laid end to end.
 void run_share(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t begin, int64_t end) {
   int64_t offset = 0;
@@ -99,11 +93,29 @@ bool stock_is_parallel(const std::vector<SgdSlice>& slices) {
   return large && at::get_num_threads() > 1 && !at::in_parallel_region();
 }
 
+// Flushing of denormals is a setting of each thread, and may differ among those of the pool.
+bool may_flush_denormals() {
+#if defined(__SSE__)
+  constexpr unsigned flush_or_zero = 0x8040;  // FTZ and DAZ
+  return (__builtin_ia32_stmxcsr() & flush_or_zero) != 0;
+#else
+  return false;
+#endif
+}
+
 void run(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t total) {
-  if (stock_is_parallel(slices) && independent(slices)) {
+  if (!stock_is_parallel(slices)) {
+    for (const SgdSlice& slice : slices) {
+      kernel()(hyper, slice);
+    }
+  } else if (!may_flush_denormals() && independent(slices)) {
     at::parallel_for(0, total, grain, [&](int64_t begin, int64_t end) { run_share(slices, hyper, begin, end); });
   } else {
-    run_serially(slices, hyper);
+    // Parameter by parameter, each element by the thread that stock gives it to.
+    for (const SgdSlice& slice : slices) {
+      const std::vector<SgdSlice> one{slice};
+      at::parallel_for(0, slice.n, grain, [&](int64_t begin, int64_t end) { run_share(one, hyper, begin, end); });
+    }
   }
 }
 

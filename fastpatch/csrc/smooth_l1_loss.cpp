@@ -181,17 +181,19 @@ Reason check_smooth_l1_loss(const SmoothL1LossCall& call) {
 
 at::Tensor smooth_l1_loss(const SmoothL1LossCall& call) {
   const ObservedRange range("fastpatch::smooth_l1_loss");
-  at::Tensor output = compute(call);
-  if (at::GradMode::is_enabled() && (call.input->requires_grad() || call.target->requires_grad())) {
-    auto* node = new SmoothL1LossNode();
-    NodePtr owner = own_node<NodePtr>(node);
-    node->set_next_edges(torch::autograd::collect_next_edges(*call.input, *call.target));
-    node->beta = call.beta;
-    node->reduction = call.reduction;
-    node->self_ = torch::autograd::SavedVariable(*call.input, /*is_output=*/false);
-    node->target_ = torch::autograd::SavedVariable(*call.target, /*is_output=*/false);
-    torch::autograd::set_history(output, owner);
+  if (!at::GradMode::is_enabled() || !(call.input->requires_grad() || call.target->requires_grad())) {
+    return compute(call);
   }
+  // In stock's order: hooks on saved tensors run before the loss is computed.
+  auto* node = new SmoothL1LossNode();
+  const NodePtr owner = own_node<NodePtr>(node);
+  node->set_next_edges(torch::autograd::collect_next_edges(*call.input, *call.target));
+  node->beta = call.beta;
+  node->reduction = call.reduction;
+  node->self_ = torch::autograd::SavedVariable(*call.input, /*is_output=*/false);
+  node->target_ = torch::autograd::SavedVariable(*call.target, /*is_output=*/false);
+  at::Tensor output = compute(call);
+  torch::autograd::set_history(output, owner);
   return output;
 }
 

@@ -11,11 +11,18 @@ from typing import Any
 import torch
 from torch.optim import optimizer as _optimizer
 
-from .._patching import PatchPoint, StepPatchPoint
+from .._patching import PatchPoint, StepPatchPoint, is_own_of_torch
 from ._target import Explanation, Target, bits_differ
 
 # torch.optim.sgd, the module, is hidden by an attribute of torch.optim in some releases.
 _sgd_module = sys.modules["torch.optim.sgd"]
+_SGD: type[torch.optim.SGD] = _sgd_module.SGD
+
+
+def _own(function: Any) -> Any:
+    """The function if it is torch's own, else something that equals nothing: then no step is served as a whole."""
+    original = getattr(function, "_torchdynamo_orig_callable", function)  # what torch.compile puts in its place
+    return original if is_own_of_torch(original) else object()
 
 
 def _inner(stock: Any) -> Any:
@@ -36,6 +43,12 @@ def _bare_step(stock: Any) -> Any:
     return _native.sgd_bare_step(stock)
 
 
+def _set_expected(proxy: Any) -> None:
+    from .. import _native
+
+    _native.sgd_set_expected(proxy)
+
+
 def _set_promote(callback: Callable[[], None] | None) -> None:
     from .. import _native
 
@@ -46,9 +59,9 @@ class SgdTarget(Target):
     name = "sgd"
 
     def __init__(self) -> None:
-        self._step = StepPatchPoint(torch.optim.SGD, _hooked_step, _bare_step, _set_promote, "torch.optim:SGD.step")
+        self._step = StepPatchPoint(_SGD, _hooked_step, _bare_step, _set_promote, "torch.optim:SGD.step")
         # Reached by steps that were taken before SGD.step was patched, and by every step that has to run its hooks.
-        self._function = PatchPoint(_sgd_module, "sgd", _inner, "torch.optim.sgd:sgd")
+        self._function = PatchPoint(_sgd_module, "sgd", _inner, "torch.optim.sgd:sgd", on_change=_set_expected)
 
     @property
     def points(self) -> tuple[PatchPoint, ...]:
@@ -60,10 +73,12 @@ class SgdTarget(Target):
         tensor = torch.empty(0, device="cpu")
         _native.sgd_setup(
             {
-                "SGD": torch.optim.SGD,
+                "SGD": _SGD,
                 "defaultdict": defaultdict,
-                "init_group": torch.optim.SGD._init_group,
-                "step_code": torch.optim.Optimizer._optimizer_step_code,
+                "init_group": _own(_SGD._init_group),
+                "step_code": _own(torch.optim.Optimizer._optimizer_step_code),
+                "globals": vars(_sgd_module),
+                "single_tensor": _own(_sgd_module._single_tensor_sgd),
                 "global_pre_hooks": _optimizer._global_optimizer_pre_hooks,
                 "global_post_hooks": _optimizer._global_optimizer_post_hooks,
                 "hash_is_id": hash(tensor) == id(tensor) and torch.nn.Parameter.__hash__ is torch.Tensor.__hash__,
@@ -110,13 +125,13 @@ class SgdTarget(Target):
     def _optimizer_of(fn: Any) -> torch.optim.SGD | None:
         """The optimizer whose ``step`` this is, also where an LR scheduler has put its own function in its place."""
         owner = getattr(fn, "__self__", None)
-        if isinstance(owner, torch.optim.SGD) and getattr(fn, "__name__", "") == "step":
+        if isinstance(owner, _SGD) and getattr(fn, "__name__", "") == "step":
             return owner
         if getattr(fn, "_wrapped_by_lr_sched", False):
             # The scheduler's function holds the optimizer in its closure, weakly.
             cells = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
             owners = [cell() for cell in cells if isinstance(cell, weakref.ref)]
-            return next((owner for owner in owners if isinstance(owner, torch.optim.SGD)), None)
+            return next((owner for owner in owners if isinstance(owner, _SGD)), None)
         return None
 
     def explain(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:

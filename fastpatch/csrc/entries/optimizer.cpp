@@ -25,6 +25,15 @@ bool parse_flag(PyObject* object, bool* flag) {
   return false;
 }
 
+// A defaultdict(dict), as Optimizer makes it?
+bool makes_dicts(PyObject* states) {
+  if (Py_TYPE(states) != optimizer_facts().defaultdict) {
+    return false;
+  }
+  const Owned factory(PyObject_GetAttrString(states, "default_factory"));
+  return factory.get() == reinterpret_cast<PyObject*>(&PyDict_Type);
+}
+
 PyObject* look_up_state(PyObject* states, PyObject* param) {
   if (optimizer_facts().hash_is_id) {
     return _PyDict_GetItem_KnownHash(states, param, reinterpret_cast<Py_hash_t>(param));
@@ -169,9 +178,9 @@ Refusal read_step(PyObject* self, OptimizerStep* step) {
   const Owned dict = instance_dict(self);
   PyObject* groups = dict ? get(dict.get(), names().param_groups) : nullptr;
   PyObject* states = dict ? get(dict.get(), names().state) : nullptr;
-  // A plain dict raises at a missing state as it does in stock's step.
-  const bool known =
-      states != nullptr && (Py_TYPE(states) == optimizer_facts().defaultdict || PyDict_CheckExact(states));
+  // A plain dict raises at a missing state as it does in stock's step; a state that a factory other than dict() makes
+  // may hold anything.
+  const bool known = states != nullptr && (PyDict_CheckExact(states) || makes_dicts(states));
   if (!is_sequence(groups) || !known) {
     return {Reason::optimizer};
   }

@@ -6,6 +6,12 @@ namespace fastpatch {
 namespace {
 
 OptimizerFacts facts;
+PyObject* expected_sgd = nullptr;
+
+// Would stock's step call stock's functions? Somebody may have replaced them since.
+bool calls_stock() {
+  return expected_sgd != nullptr && get(facts.globals, names().sgd) == expected_sgd && loop_is_stock();
+}
 
 // SGD's own, or what torch._dynamo put in its place (the same, not to be compiled) when something was compiled.
 bool is_stock_init_group(PyObject* function) {
@@ -64,7 +70,16 @@ bool set_optimizer_facts(PyObject* dict) {
   return set_type(dict, "SGD", &facts.sgd) && set_type(dict, "defaultdict", &facts.defaultdict) &&
          set_object(dict, "init_group", &facts.init_group) && set_object(dict, "step_code", &facts.step_code) &&
          set_object(dict, "global_pre_hooks", &facts.global_pre_hooks) &&
-         set_object(dict, "global_post_hooks", &facts.global_post_hooks);
+         set_object(dict, "global_post_hooks", &facts.global_post_hooks) &&
+         set_object(dict, "globals", &facts.globals) && set_object(dict, "single_tensor", &facts.single_tensor);
+}
+
+bool loop_is_stock() {
+  return get(facts.globals, names()._single_tensor_sgd) == facts.single_tensor;
+}
+
+void expect_sgd(PyObject* proxy) {
+  expected_sgd = proxy == Py_None ? nullptr : proxy;  // its patch point keeps it alive
 }
 
 const Names& names() {
@@ -83,6 +98,9 @@ Owned instance_dict(PyObject* self) {
 Reason check_optimizer(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   if (facts.sgd == nullptr || !PyType_IsSubtype(type, facts.sgd) || type->tp_getattro != PyObject_GenericGetAttr) {
+    return Reason::optimizer;
+  }
+  if (!calls_stock()) {
     return Reason::optimizer;
   }
   const Names& n = names();

@@ -12,13 +12,21 @@ struct OptimizerFacts {
   PyObject* global_pre_hooks = nullptr;
   PyObject* global_post_hooks = nullptr;
   PyTypeObject* defaultdict = nullptr;
-  bool hash_is_id = false;  // Tensor.__hash__ is id(), so a look-up needn't call it
+  PyObject* globals = nullptr;        // of module torch.optim.sgd
+  PyObject* single_tensor = nullptr;  // its _single_tensor_sgd
+  bool hash_is_id = false;            // Tensor.__hash__ is id(), so a look-up needn't call it
 };
 
 const OptimizerFacts& optimizer_facts();
 
 // Takes them from a dict with these names as keys. False with a Python error set.
 bool set_optimizer_facts(PyObject* facts);
+
+// Is the loop over single tensors, which the kernel stands for, still stock's?
+bool loop_is_stock();
+
+// The object that `sgd` of module torch.optim.sgd has to be, our proxy; nullptr while there is none.
+void expect_sgd(PyObject* proxy);
 
 // Interned once: a look-up then compares pointers.
 struct Names {
@@ -43,6 +51,8 @@ struct Names {
   PyObject* _optimizer_step_post_hooks = PyUnicode_InternFromString("_optimizer_step_post_hooks");
   PyObject* step = PyUnicode_InternFromString("step");
   PyObject* foreach_ = PyUnicode_InternFromString("foreach");
+  PyObject* sgd = PyUnicode_InternFromString("sgd");
+  PyObject* _single_tensor_sgd = PyUnicode_InternFromString("_single_tensor_sgd");
 };
 
 const Names& names();

@@ -9,6 +9,7 @@
 #include "entries.h"
 #include "numbers.h"
 #include "optimizer.h"
+#include "optimizer_facts.h"
 #include "owned.h"
 #include "sgd.h"
 
@@ -59,6 +60,9 @@ const ParameterNames& argument_names() {
 Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) {
   if (!arguments.bind(argument_names(), bound)) {
     return Reason::arguments;
+  }
+  if (!loop_is_stock()) {
+    return Reason::optimizer;
   }
   for (const int list : {params, grads, buffers}) {
     if (bound[list] == nullptr || !PyList_CheckExact(bound[list])) {
@@ -115,6 +119,7 @@ Reason parse_item(PyObject* const* bound, Py_ssize_t i, bool has_momentum, SgdIt
 
 // Hands places [begin, end) to stock, and takes the buffers it made even when it raises half-way.
 bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_ssize_t begin, Py_ssize_t end) {
+  const bool part = end - begin < PyList_GET_SIZE(bound[params]);
   Owned lists[3];
   for (const int list : {params, grads, buffers}) {
     const bool whole = list != buffers || has_momentum;
@@ -130,6 +135,13 @@ bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_s
   }
   for (int name = buffers + 1; name < argument_count; ++name) {
     if (bound[name] != nullptr && PyDict_SetItem(keywords.get(), argument_names()[name], bound[name]) < 0) {
+      return false;
+    }
+  }
+  // Stock's default looks at all parameters: with a CPU tensor among them, as the served ones are, it is the plain
+  // loop.
+  for (const int request : {foreach_, fused}) {
+    if (part && PyDict_SetItem(keywords.get(), argument_names()[request], Py_False) < 0) {
       return false;
     }
   }
@@ -175,6 +187,15 @@ PyObject* refuse_group(const Entry& entry, Switch state, Reason reason, const Ar
   return arguments.call(entry.stock);
 }
 
+// Between two runs stock's operations (of a subclass, say) ran, or the GIL was released: tensors may have changed.
+void rejudge(const std::vector<SgdItem>& items, std::vector<Reason>& reasons, size_t begin) {
+  for (size_t i = begin; i < items.size(); ++i) {
+    if (reasons[i] == Reason::served) {
+      reasons[i] = check_sgd_item(items[i]);
+    }
+  }
+}
+
 PyObject* serve_places(const Entry& entry, Switch state, PyObject* const* bound, const SgdHyper& hyper) {
   const auto n = static_cast<size_t>(PyList_GET_SIZE(bound[params]));
   std::vector<SgdItem> items(n);
@@ -187,6 +208,9 @@ PyObject* serve_places(const Entry& entry, Switch state, PyObject* const* bound,
   }
   // In order, in runs: stock's loop is sequential, and an exception must leave what it would leave.
   for (size_t begin = 0, end; begin < n; begin = end) {
+    if (begin > 0) {
+      rejudge(items, reasons, begin);
+    }
     const bool fast = reasons[begin] == Reason::served;
     for (end = begin; end < n && (reasons[end] == Reason::served) == fast; ++end) {
       if (!fast) {
@@ -212,7 +236,7 @@ PyObject* inner(PyObject* self, PyObject* args, PyObject* keywords) {
   }
   const Arguments arguments{args, keywords};
   const Switch state = entry->live ? sgd_target.state() : Switch::off;
-  if (state == Switch::off || PassInner::take()) {
+  if (state == Switch::off || PassInner::take(sgd_target)) {
     return arguments.call(entry->stock);
   }
   try {

@@ -20,10 +20,28 @@ bool is_bare_step(const Arguments& arguments) {
   return no_keywords && (given == 1 || (given == 2 && PyTuple_GET_ITEM(arguments.positional, 1) == Py_None));
 }
 
+// While an earlier group was updated without the GIL, another thread may have changed tensors of this one: what was
+// judged then must not be written through now. (Stock would write, or raise, as it may.)
+bool still_good(const OptimizerStep& step, const StepGroup& group) {
+  for (size_t i = group.begin; group.begin > 0 && i < group.end; ++i) {
+    const Reason reason = check_sgd_item(step.items[i]);
+    if (reason != Reason::served) {
+      PyErr_Format(
+          PyExc_RuntimeError,
+          "fastpatch: a parameter was changed by another thread while an earlier group of its optimizer was updated "
+          "(%s: %s)",
+          reason_code(reason),
+          reason_text(reason));
+      return false;
+    }
+  }
+  return true;
+}
+
 // All or nothing was decided; false with a Python error set.
 bool serve_groups(OptimizerStep& step, Switch state) {
   for (StepGroup& group : step.groups) {
-    if (!make_states(step, group)) {
+    if (!make_states(step, group) || !still_good(step, group)) {
       return false;
     }
     sgd_step(step.items, group.begin, group.end, group.hyper);
@@ -42,7 +60,7 @@ PyObject* leave_to_stock(const Entry& entry, const Arguments& arguments, PyObjec
   for (const Reason reason : reasons) {
     sgd_target.count_fallback(reason, 1);
   }
-  const PassInner pass(static_cast<int64_t>(reasons.size()));
+  const PassInner pass(sgd_target, static_cast<int64_t>(reasons.size()));
   return arguments.call(entry.stock);
 }
 
@@ -132,6 +150,11 @@ PyObject* set_promote(PyObject*, PyObject* callback) {
   Py_RETURN_NONE;
 }
 
+PyObject* set_expected(PyObject*, PyObject* proxy) {
+  expect_sgd(proxy);
+  Py_RETURN_NONE;
+}
+
 PyObject* setup(PyObject*, PyObject* facts) {
   if (!set_optimizer_facts(facts)) {
     return nullptr;
@@ -154,6 +177,7 @@ PyMethodDef methods[] = {
     {"sgd_hooked_step", hooked_entry, METH_O, "A builtin to stand in for an SGD.step that torch has hooked."},
     {"sgd_bare_step", bare_entry, METH_O, "A builtin to stand in for an SGD.step that torch has not hooked."},
     {"sgd_setup", setup, METH_O, "Takes the dict of torch.optim's objects that a step is compared with."},
+    {"sgd_set_expected", set_expected, METH_O, "The proxy that stands for sgd in torch.optim.sgd, or None."},
     {"sgd_set_promote", set_promote, METH_O, "What to call when torch has hooked SGD.step over our proxy."},
     {"sgd_explain_step", explain_step, METH_O, "(reason, group, parameter) for optimizer.step() as things stand."},
     {nullptr, nullptr, 0, nullptr}};

@@ -137,7 +137,7 @@ PyObject* travel(PyObject* self, const Arguments& arguments, Parse parse, bool o
   }
   const Switch state = entry->live ? target.state() : Switch::off;
   // A mode takes the call before any tensor is looked at, and comes back here if it calls on.
-  if (state == Switch::off || in_torch_function_mode() || (!outer && PassInner::take())) {
+  if (state == Switch::off || in_torch_function_mode() || (!outer && PassInner::take(target))) {
     return arguments.call(entry->stock);
   }
   SmoothL1LossCall call{};
@@ -160,7 +160,7 @@ PyObject* travel(PyObject* self, const Arguments& arguments, Parse parse, bool o
   if (!outer || reason == Reason::torch_function) {
     return arguments.call(entry->stock);  // user code comes before the inner point, if that is reached at all
   }
-  const PassInner pass;
+  const PassInner pass(target);
   return arguments.call(entry->stock);
 }
 

@@ -30,6 +30,14 @@ inline float add_scaled(float x, float alpha, float y) {
 #endif
 }
 
+inline at::vec::Vectorized<float> negated(const at::vec::Vectorized<float>& x) {
+  return x.neg();
+}
+
+inline float negated(float x) {
+  return -x;
+}
+
 struct SgdScalars {
   float weight_decay;
   float momentum;
@@ -43,7 +51,7 @@ enum class Momentum { none, first, later };
 template <bool maximize, bool decay, Momentum momentum, bool nesterov, class V>
 inline void sgd_update(const SgdScalars& s, V& param, V grad, V& buffer) {
   if constexpr (maximize) {
-    grad = V(-1.0f) * grad;
+    grad = negated(grad);
   }
   if constexpr (decay) {
     grad = add_scaled(grad, s.weight_decay, param);
