@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import date
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -147,6 +148,14 @@ def bench_refused(rounds: int, budget: float) -> list[dict[str, object]]:
     return rows
 
 
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
 def table(rows: list[dict[str, object]]) -> str:
     lines = [f"{'':<38} {'fastpatch':>10} {'stock':>8} {'foreach':>8} {'fused':>8} {'least':>8}   (times us; / ratios)"]
     for row in rows:
@@ -177,7 +186,7 @@ def main() -> None:
         "date": date.today().isoformat(),
         "torch": torch.__version__,
         "fastpatch": fastpatch.__version__,
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": args.threads,
     }
