@@ -14,12 +14,23 @@ using c10::DispatchKeySet;
 constexpr DispatchKeySet plain_keys{
     DispatchKey::CPU, DispatchKey::ADInplaceOrView, DispatchKey::AutogradCPU, DispatchKey::AutocastCPU};
 
-// Autocast toggles its keys between included and excluded; none of our operations casts a float32 operand.
-constexpr DispatchKeySet autocast_keys = c10::autocast_dispatch_keyset;
+// Before torch 2.13 named tensors had a key, which the autograd engine excludes during a backward.
+template <class Key>
+constexpr DispatchKeySet named_key() {
+  if constexpr (requires { Key::Named; }) {
+    return DispatchKeySet(Key::Named);
+  } else {
+    return {};
+  }
+}
+
+// What a thread may include or exclude without a consequence for plain float32 tensors. Autocast toggles its keys, and
+// none of our operations casts a float32 operand.
+constexpr DispatchKeySet harmless_keys = c10::autocast_dispatch_keyset | named_key<DispatchKey>();
 
 // The state of a fresh thread.
-constexpr DispatchKeySet plain_included = c10::default_included_set - autocast_keys;
-constexpr DispatchKeySet plain_excluded = c10::default_excluded_set - autocast_keys;
+constexpr DispatchKeySet plain_included = c10::default_included_set - harmless_keys;
+constexpr DispatchKeySet plain_excluded = c10::default_excluded_set - harmless_keys;
 
 Reason explain_keys(const at::Tensor& tensor) {
   const DispatchKeySet keys = tensor.key_set();
@@ -85,8 +96,8 @@ bool in_torch_function_mode() {
 
 Reason check_thread() {
   const auto state = c10::impl::tls_local_dispatch_key_set();
-  const auto included = state.included_ - autocast_keys;
-  const auto excluded = state.excluded_ - autocast_keys;
+  const auto included = state.included_ - harmless_keys;
+  const auto excluded = state.excluded_ - harmless_keys;
   if (C10_UNLIKELY(included != plain_included || excluded != plain_excluded)) {
     return explain_thread(included, excluded);
   }
