@@ -53,8 +53,15 @@ def _proxy(stock: object, entry: Any, qualified: str, *, method: bool) -> Any:
     return type("PatchedFunction", (wrapt.ObjectProxy,), body)(stock)
 
 
-_OWN_FILES = {torch.nn.functional.__file__, torch.optim.Optimizer.__init__.__code__.co_filename}
-_OWN_FILES.add(sys.modules["torch.optim.sgd"].sgd.__code__.co_filename)
+# By functions that nobody replaces: the files' names as the interpreter has them, which in frozen programs are no paths.
+_OWN_FILES = {
+    function.__code__.co_filename
+    for function in (
+        torch.nn.functional.hinge_embedding_loss,
+        torch.optim.Optimizer.__repr__,
+        sys.modules["torch.optim.sgd"].SGD.__setstate__,
+    )
+}
 
 
 def is_own_of_torch(function: Any) -> bool:

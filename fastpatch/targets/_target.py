@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .._patching import PatchPoint
+
+
+def native(name: str) -> Callable[[Any], Any]:
+    """A function of one argument of the native library, which is looked up when it is called: it is loaded late."""
+
+    def call(argument: Any) -> Any:
+        from .. import _native
+
+        return getattr(_native, name)(argument)
+
+    return call
 
 
 @dataclass(frozen=True)

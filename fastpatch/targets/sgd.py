@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import optimizer as _optimizer
 
 from .._patching import PatchPoint, StepPatchPoint, is_own_of_torch
-from ._target import Explanation, Target, bits_differ
+from ._target import Explanation, Target, bits_differ, native
 
 # torch.optim.sgd, the module, is hidden by an attribute of torch.optim in some releases.
 _sgd_module = sys.modules["torch.optim.sgd"]
@@ -25,43 +24,21 @@ def _own(function: Any) -> Any:
     return original if is_own_of_torch(original) else object()
 
 
-def _inner(stock: Any) -> Any:
-    from .. import _native
-
-    return _native.sgd_inner(stock)
-
-
-def _hooked_step(stock: Any) -> Any:
-    from .. import _native
-
-    return _native.sgd_hooked_step(stock)
-
-
-def _bare_step(stock: Any) -> Any:
-    from .. import _native
-
-    return _native.sgd_bare_step(stock)
-
-
-def _set_expected(proxy: Any) -> None:
-    from .. import _native
-
-    _native.sgd_set_expected(proxy)
-
-
-def _set_promote(callback: Callable[[], None] | None) -> None:
-    from .. import _native
-
-    _native.sgd_set_promote(callback)
-
-
 class SgdTarget(Target):
     name = "sgd"
 
     def __init__(self) -> None:
-        self._step = StepPatchPoint(_SGD, _hooked_step, _bare_step, _set_promote, "torch.optim:SGD.step")
+        self._step = StepPatchPoint(
+            _SGD,
+            native("sgd_hooked_step"),
+            native("sgd_bare_step"),
+            native("sgd_set_promote"),
+            "torch.optim:SGD.step",
+        )
         # Reached by steps that were taken before SGD.step was patched, and by every step that has to run its hooks.
-        self._function = PatchPoint(_sgd_module, "sgd", _inner, "torch.optim.sgd:sgd", on_change=_set_expected)
+        self._function = PatchPoint(
+            _sgd_module, "sgd", native("sgd_inner"), "torch.optim.sgd:sgd", on_change=native("sgd_set_expected")
+        )
 
     @property
     def points(self) -> tuple[PatchPoint, ...]:

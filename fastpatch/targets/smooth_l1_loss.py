@@ -10,29 +10,23 @@ import torch.nn.functional as F
 from torch.nn import _reduction
 
 from .._patching import PatchPoint
-from ._target import Explanation, Target, bits_differ
-
-
-def _outer(stock: Any) -> Any:
-    from .. import _native
-
-    return _native.smooth_l1_loss_outer(stock)
-
-
-def _inner(stock: Any) -> Any:
-    from .. import _native
-
-    return _native.smooth_l1_loss_inner(stock)
+from ._target import Explanation, Target, bits_differ, native
 
 
 class SmoothL1LossTarget(Target):
     name = "smooth_l1_loss"
 
     def __init__(self) -> None:
-        self._outer = PatchPoint(F, "smooth_l1_loss", _outer, "torch.nn.functional:smooth_l1_loss")
+        self._outer = PatchPoint(
+            F, "smooth_l1_loss", native("smooth_l1_loss_outer"), "torch.nn.functional:smooth_l1_loss"
+        )
         # Reached by those who took F.smooth_l1_loss before it was patched.
         self._inner = PatchPoint(
-            torch._C._nn, "smooth_l1_loss", _inner, "torch._C._nn:smooth_l1_loss", "aten::smooth_l1_loss"
+            torch._C._nn,
+            "smooth_l1_loss",
+            native("smooth_l1_loss_inner"),
+            "torch._C._nn:smooth_l1_loss",
+            "aten::smooth_l1_loss",
         )
 
     @property
