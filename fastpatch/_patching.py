@@ -53,7 +53,7 @@ def _proxy(stock: object, entry: Any, qualified: str, *, method: bool) -> Any:
     return type("PatchedFunction", (wrapt.ObjectProxy,), body)(stock)
 
 
-# By functions that nobody replaces: the files' names as the interpreter has them, which in frozen programs are no paths.
+# By functions that nobody replaces: file names as the interpreter has them, which in frozen programs are no paths.
 _OWN_FILES = {
     function.__code__.co_filename
     for function in (

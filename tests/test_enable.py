@@ -41,14 +41,6 @@ def stock_numbers():
         return names["train"]()
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    fastpatch.disable()
-    fastpatch.reset_report()
-    yield
-    fastpatch.disable()
-
-
 # ----------------------------------------------------------------------------------------------------- no compiler
 
 

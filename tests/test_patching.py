@@ -28,14 +28,6 @@ POINTS = {
 STOCK = {qualified: vars(owner)[name] for qualified, (owner, name) in POINTS.items()}
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    fastpatch.disable()
-    fastpatch.reset_report()
-    yield
-    fastpatch.disable()
-
-
 @pytest.fixture(params=POINTS)
 def point(request):
     """(proxy, stock) of each patch point, while patched."""

@@ -17,14 +17,6 @@ STOCK_LOSS = F.smooth_l1_loss
 OVER = "was replaced by somebody else while patched"
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    fastpatch.disable()
-    fastpatch.reset_report()
-    yield
-    fastpatch.disable()
-
-
 def optimizer_with_gradient():
     param = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
     param.grad = torch.tensor([0.3, 0.1, -0.7])

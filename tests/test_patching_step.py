@@ -14,14 +14,6 @@ import fastpatch
 SGD = torch.optim.SGD
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    fastpatch.disable()
-    fastpatch.reset_report()
-    yield
-    fastpatch.disable()
-
-
 @contextlib.contextmanager
 def unhooked_step():
     """SGD.step as it is in a process that has made no optimizer yet."""

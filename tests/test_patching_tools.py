@@ -20,14 +20,6 @@ STOCK_LOSS, STOCK_BUILTIN = F.smooth_l1_loss, torch._C._nn.smooth_l1_loss
 PACKAGE = Path(fastpatch.__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    fastpatch.disable()
-    fastpatch.reset_report()
-    yield
-    fastpatch.disable()
-
-
 def loss_counts():
     return fastpatch.report().to_dict()["smooth_l1_loss"]
 

@@ -11,14 +11,6 @@ import fastpatch
 NOTHING = {"smooth_l1_loss": {"fast": 0, "fallback": {}}, "sgd": {"fast": 0, "fallback": {}}}
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    fastpatch.disable()
-    fastpatch.reset_report()
-    yield
-    fastpatch.disable()
-
-
 def counts():
     return fastpatch.report().to_dict()
 

@@ -37,14 +37,6 @@ def counts():
     return fastpatch.report().to_dict()
 
 
-@pytest.fixture(autouse=True)
-def clean():
-    fastpatch.disable()
-    fastpatch.reset_report()
-    yield
-    fastpatch.disable()
-
-
 def test_targets():
     assert fastpatch.targets() == ("smooth_l1_loss", "sgd")
 

@@ -4,50 +4,12 @@ import asyncio
 import sys
 import threading
 
-import pytest
 import torch
 import torch.nn.functional as F
+from _switch_helpers import EXPECTED, STOCK, X, Y, call, in_thread, is_restored, restored  # noqa: F401 (restored is a fixture)
 
 import fastpatch
 from fastpatch import disabled, enabled, is_enabled
-
-STOCK = F.smooth_l1_loss, torch._C._nn.smooth_l1_loss
-X, Y = torch.tensor([0.25, -3.0, 1.0]), torch.tensor([1.0, 1.0, 1.0])
-EXPECTED = torch.ops.aten.smooth_l1_loss(X, Y)
-
-
-def is_restored():
-    return F.smooth_l1_loss is STOCK[0] and torch._C._nn.smooth_l1_loss is STOCK[1]
-
-
-def fast_calls():
-    return fastpatch.report().to_dict()["smooth_l1_loss"]["fast"]
-
-
-def call():
-    """Is a loss called here served by us?"""
-    before = fast_calls()
-    assert torch.equal(F.smooth_l1_loss(X, Y), EXPECTED)
-    return fast_calls() - before == 1
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    fastpatch.disable()
-    fastpatch.reset_report()
-    yield
-    fastpatch.disable()
-    assert not is_enabled()
-    assert is_restored()
-
-
-def in_thread(function):
-    result = []
-    thread = threading.Thread(target=lambda: result.append(function()))
-    thread.start()
-    thread.join()
-    return result[0]
-
 
 # ----------------------------------------------------------------------------------------------------------- threads
 
