@@ -150,12 +150,12 @@ class Entry:
         tag = re.sub(r"[^\w.+-]", "_", f"torch-{parts['torch']}-{parts['python_abi']}")
         return cls(cache, cache / f"{tag}-{key}", parts)
 
-    def library(self, compiler: _compile.Compiler) -> Path:
+    def place(self, compiler: _compile.Compiler) -> Path:
         return self.folder / f"native-{_sha256(compiler.identity.encode())[:8]}.so"
 
     def find(self, compiler: _compile.Compiler | None) -> Library | None:
         """A verified library of this compiler; of any if None."""
-        paths = [self.library(compiler)] if compiler else sorted(self.folder.glob("native-*.so"))
+        paths = [self.place(compiler)] if compiler else sorted(self.folder.glob("native-*.so"))
         return next(filter(None, map(_verified, paths)), None)
 
     def is_private(self) -> bool:
@@ -257,7 +257,7 @@ def _build(sources: Path, entry: Entry, compiler: _compile.Compiler, unusable: L
 
 
 def _publish(built: Path, entry: Entry, compiler: _compile.Compiler, seconds: float) -> Library:
-    library = Library(entry.library(compiler), _sha256(built.read_bytes()))
+    library = Library(entry.place(compiler), _sha256(built.read_bytes()))
     manifest = {
         "sha256": library.sha256,
         "compiler": compiler.identity,

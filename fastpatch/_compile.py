@@ -200,13 +200,13 @@ def ninja_file(sources: Path, compiler: Compiler) -> str:
     """
     # cpp_extension imports setuptools, which is slow: only a build pays for it.
     try:
-        from torch.utils import cpp_extension
+        from torch.utils.cpp_extension import include_paths, library_paths
     except ImportError as error:
         raise BuildError(f"{error}, which torch.utils.cpp_extension needs: pip install setuptools") from error
     python = dict.fromkeys((sysconfig.get_path("include"), sysconfig.get_path("platinclude")))
-    system = [*cpp_extension.include_paths(), *python]
+    system = [*include_paths(), *python]
     includes = [f"-I{sources}", *(part for path in system for part in ("-isystem", path))]
-    libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    libraries = [f"-L{path}" for path in library_paths()]
     files = [path.relative_to(sources) for path in sources.rglob("*.cpp")]
     files = sorted(files, key=lambda path: (len(path.parts), path))
     units = [(path, "", str(path.with_suffix(""))) for path in files if path.parts[0] not in ("cpu", "cuda")]

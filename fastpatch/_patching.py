@@ -193,7 +193,7 @@ class PatchPoint:
                 return None
         return (
             f"fastpatch: {self._words} was replaced by somebody else while patched; it is left as it is, and "
-            " fastpatch's part of it passes every call to PyTorch from now on"
+            "fastpatch's part of it passes every call to PyTorch from now on"
         )
 
     def _put_back(self, current: Any) -> Any | None:

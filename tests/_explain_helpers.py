@@ -3,11 +3,19 @@
 import contextlib
 import warnings
 
+import pytest
 import torch
 
 import fastpatch
 
 SERVED = (True, None)
+
+
+@pytest.fixture(autouse=True)
+def all_on():
+    fastpatch.enable()
+    yield
+    fastpatch.disable()
 
 
 def outcome(name, call):

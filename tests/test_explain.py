@@ -6,21 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from _explain_helpers import SERVED, check, optimizer_with, parameter, refused
+from _explain_helpers import SERVED, all_on, check, optimizer_with, parameter, refused  # noqa: F401 (all_on is a fixture)
 
 import fastpatch
 from fastpatch import explain
 
 SGD = torch.optim.SGD
 EARLY_LOSS, EARLY_BUILTIN = F.smooth_l1_loss, torch._C._nn.smooth_l1_loss
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    fastpatch.enable()
-    fastpatch.reset_report()
-    yield
-    fastpatch.disable()
 
 
 # ---------------------------------------------------------------------------------------------------------- the loss

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from _explain_helpers import SERVED, check, optimizer_with, parameter, refused
+from _explain_helpers import SERVED, all_on, check, optimizer_with, parameter, refused  # noqa: F401 (all_on is a fixture)
 
 import fastpatch
 from fastpatch import explain
@@ -12,14 +12,6 @@ from fastpatch import explain
 SGD = torch.optim.SGD
 sgd_module = sys.modules["torch.optim.sgd"]
 EARLY_SGD = sgd_module.sgd
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    fastpatch.enable()
-    fastpatch.reset_report()
-    yield
-    fastpatch.disable()
 
 
 class CallsSuper(SGD):

@@ -109,39 +109,37 @@ def test_user_code_that_a_mode_runs_is_judged_anew() -> None:
         F.smooth_l1_loss(input, target, beta=np.float32(0.5))
 
 
+class Watching(TorchDispatchMode):
+    """Notes the operators that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 @both_ways
 def test_dispatch_mode(way: str) -> None:
     def call() -> Any:
-        seen = []
-
-        class Watching(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                seen.append(str(func))
-                return func(*args, **(kwargs or {}))
-
         input, target = pair()
-        with Watching():
+        with Watching() as mode:
             output = loss_of(way)(input.requires_grad_(), target)
             output.backward()
-        return seen, output, input.grad
+        return mode.seen, output, input.grad
 
     assert "aten.smooth_l1_loss.default" in as_stock(TARGET, call, fallback={"dispatch_mode": 1}).value[0]
 
 
 def test_backward_under_a_dispatch_mode_shows_stocks_operators() -> None:
     def call() -> Any:
-        seen = []
-
-        class Watching(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                seen.append(str(func))
-                return func(*args, **(kwargs or {}))
-
         input, target = pair()
         output = F.smooth_l1_loss(input.requires_grad_(), target)
-        with Watching():
+        with Watching() as mode:
             output.backward()
-        return seen, input.grad
+        return mode.seen, input.grad
 
     assert "aten.smooth_l1_loss_backward.default" in as_stock(TARGET, call, fast=1, strict=True).value[0]
 

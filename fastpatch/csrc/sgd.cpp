@@ -5,16 +5,14 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/native/BinaryOps.h>
-#include <torch/csrc/python_headers.h>
 
 #include "capability.h"
+#include "grain.h"
 #include "observe.h"
+#include "release_gil.h"
 
 namespace fastpatch {
 namespace {
-
-// ATen's grain: a tensor of fewer elements is updated by one thread.
-constexpr int64_t grain = 32768;
 
 SgdKernel kernel() {
   static const auto chosen = FASTPATCH_CHOOSE(sgd_kernel(), at::native::add_stub.AVX512 != nullptr);
@@ -119,22 +117,6 @@ void run(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t tot
   }
 }
 
-// Lets other Python threads run while a large update lasts; the tensors are held by the items.
-class ReleaseGil {
- public:
-  explicit ReleaseGil(bool release) : state_(release ? PyEval_SaveThread() : nullptr) {}
-  ~ReleaseGil() {
-    if (state_ != nullptr) {
-      PyEval_RestoreThread(state_);
-    }
-  }
-  ReleaseGil(const ReleaseGil&) = delete;
-  ReleaseGil& operator=(const ReleaseGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
-
 // Stock's first buffer is a clone of the gradient as it stands after maximize and weight decay.
 at::Tensor first_buffer(const SgdItem& item, const SgdHyper& hyper) {
   if (hyper.decay || hyper.maximize) {
@@ -209,7 +191,7 @@ void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHy
       item.buffer.unsafeGetTensorImpl()->bump_version();
     }
   }
-  const ReleaseGil release(total >= grain);
+  const ReleaseGil release(total >= grain);  // the items hold the tensors
   run(slices, hyper, total);
 }
 

@@ -17,6 +17,7 @@
 
 #include "capability.h"
 #include "cpu/smooth_l1_loss.h"
+#include "grain.h"
 #include "observe.h"
 
 namespace fastpatch {
@@ -25,9 +26,6 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 using StockNode = torch::autograd::generated::SmoothL1LossBackward0;
-
-// ATen's grain for element-wise and reducing loops; where a thread's share begins decides which elements are its tail.
-constexpr int64_t grain = 32768;
 
 // The sum follows the vector width of stock's sum kernel, the gradient that of stock's gradient kernel; the values
 // themselves are alike at any width.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from .._patching import PatchPoint
 
 
@@ -84,7 +86,5 @@ class Target(ABC):
 
 def bits_differ(stock: Any, ours: Any) -> bool:
     """Do two float32 tensors differ in any bit, size or stride?"""
-    import torch
-
     same_form = stock.shape == ours.shape and stock.stride() == ours.stride() and stock.dtype == ours.dtype
     return not (same_form and torch.equal(stock.detach().view(torch.int32), ours.detach().view(torch.int32)))

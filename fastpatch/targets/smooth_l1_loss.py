@@ -78,10 +78,10 @@ class SmoothL1LossTarget(Target):
     def explain(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
         from .. import _native
 
-        if isinstance(fn, torch.nn.SmoothL1Loss):
+        is_module = isinstance(fn, torch.nn.SmoothL1Loss)
+        if is_module:
             kwargs = {"reduction": fn.reduction, "beta": fn.beta, **kwargs}
-            return self.explanation(_native.smooth_l1_loss_explain(*args, **kwargs))
-        if self._outer.sees(fn):
+        if is_module or self._outer.sees(fn):
             return self.explanation(_native.smooth_l1_loss_explain(*args, **kwargs))
         if self._inner.sees(fn):
             return self.explanation(_native.smooth_l1_loss_explain_inner(*args, **kwargs))

@@ -187,15 +187,6 @@ PyObject* refuse_group(const Entry& entry, Switch state, Reason reason, const Ar
   return arguments.call(entry.stock);
 }
 
-// Between two runs stock's operations (of a subclass, say) ran, or the GIL was released: tensors may have changed.
-void rejudge(const std::vector<SgdItem>& items, std::vector<Reason>& reasons, size_t begin) {
-  for (size_t i = begin; i < items.size(); ++i) {
-    if (reasons[i] == Reason::served) {
-      reasons[i] = check_sgd_item(items[i]);
-    }
-  }
-}
-
 PyObject* serve_places(const Entry& entry, Switch state, PyObject* const* bound, const SgdHyper& hyper) {
   const auto n = static_cast<size_t>(PyList_GET_SIZE(bound[params]));
   std::vector<SgdItem> items(n);
@@ -208,14 +199,19 @@ PyObject* serve_places(const Entry& entry, Switch state, PyObject* const* bound,
   }
   // In order, in runs: stock's loop is sequential, and an exception must leave what it would leave.
   for (size_t begin = 0, end; begin < n; begin = end) {
-    if (begin > 0) {
-      rejudge(items, reasons, begin);
-    }
-    const bool fast = reasons[begin] == Reason::served;
-    for (end = begin; end < n && (reasons[end] == Reason::served) == fast; ++end) {
-      if (!fast) {
-        sgd_target.count_fallback(reasons[end], 1);
+    // After the first run stock's operations (of a subclass, say) ran, or the GIL was released: tensors may have
+    // changed.
+    const auto is_served = [&](size_t i) {
+      if (begin > 0 && reasons[i] == Reason::served) {
+        reasons[i] = check_sgd_item(items[i]);
       }
+      return reasons[i] == Reason::served;
+    };
+    const bool fast = is_served(begin);
+    for (end = begin + 1; end < n && is_served(end) == fast; ++end) {
+    }
+    for (size_t i = begin; !fast && i < end; ++i) {
+      sgd_target.count_fallback(reasons[i], 1);
     }
     const bool done =
         fast

@@ -7,6 +7,7 @@
 
 #include "../entry.h"
 #include "../python_tensor.h"
+#include "../release_gil.h"
 #include "../thread_state.h"
 #include "entries.h"
 #include "numbers.h"
@@ -110,21 +111,12 @@ Reason judge(Parse parse, const Arguments& arguments, SmoothL1LossCall* call) {
 constexpr int64_t release_gil_from = 16384;
 
 PyObject* serve(const SmoothL1LossCall& call, Switch state) {
-  // Copies: another thread may drop the last Python reference while the GIL is released.
   const at::Tensor input = *call.input;
   const at::Tensor wanted = *call.target;
   at::Tensor output;
-  PyThreadState* released = input.numel() >= release_gil_from ? PyEval_SaveThread() : nullptr;
-  try {
+  {
+    const ReleaseGil release(input.numel() >= release_gil_from);
     output = smooth_l1_loss({&input, &wanted, call.reduction, call.beta});
-  } catch (...) {
-    if (released != nullptr) {
-      PyEval_RestoreThread(released);
-    }
-    throw;
-  }
-  if (released != nullptr) {
-    PyEval_RestoreThread(released);
   }
   target.count_fast(state, 1);
   return wrap(output);
