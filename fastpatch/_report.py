@@ -17,10 +17,15 @@ class Report:
 
     A unit is a loss call, or a parameter that ``SGD.step`` updated; a refusal of a whole parameter group counts once.
     ``str()`` gives a table.
+
+    Attributes:
+        kept_bytes: memory of former gradients and other large results of the losses that is kept at this moment for the
+            next ones, at most 128 MiB; ``disable()`` gives it back.
     """
 
     _counts: dict[str, tuple[int, dict[str, int]]]
     _reasons: dict[str, str]
+    kept_bytes: int = 0
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """``{"sgd": {"fast": 3, "fallback": {"sparse_grad": 1}}, ...}``"""
@@ -35,6 +40,8 @@ class Report:
                 first = f"{'':<29} {count:>12}  {reason}: "
                 lines.append(first.rstrip())
                 lines += textwrap.wrap(self._reasons[reason], 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        if self.kept_bytes:
+            lines.append(f"memory kept for the next large results: {self.kept_bytes / 2**20:.1f} MiB")
         return "\n".join(lines)
 
 
@@ -44,7 +51,8 @@ def report() -> Report:
         return Report({name: (0, {}) for name in TARGETS}, {})
     from . import _native
 
-    return Report({name: _native.counts(name) for name in TARGETS}, _native.reasons())
+    counts = {name: _native.counts(name) for name in TARGETS}
+    return Report(counts, _native.reasons(), _native.loss_kept_memory())
 
 
 def reset_report() -> None:
@@ -59,8 +67,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Would this call be served by the compiled implementation, here and now? Runs nothing, changes nothing.
 
     Args:
-        fn: ``F.smooth_l1_loss``, an ``nn.SmoothL1Loss``, the ``step`` of an SGD, or what these were before
-            ``enable()``.
+        fn: ``F.smooth_l1_loss``, ``F.huber_loss``, a module of theirs, the ``step`` of an SGD, or what these were
+            before ``enable()``.
         args, kwargs: what it would be called with. A step is judged by the gradients and state of this moment; a
             subclass's own ``step`` as if it called SGD's, a module by its settings.
 
@@ -71,14 +79,14 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         ValueError: no target serves calls of ``fn``.
 
     Example:
-        >>> print(fastpatch.explain(F.smooth_l1_loss, input, target.double()))
-        smooth_l1_loss: stock, because of dtype: only float32 is served, and one dtype for all tensors of a call
+        >>> print(fastpatch.explain(F.smooth_l1_loss, input, target, beta=-1.0))
+        smooth_l1_loss: stock, because of beta: beta must be zero, or a number of at least 2.4e-38 (...)
     """
     target = next((target for target in TARGETS.values() if target.owns(fn)), None)
     if target is None:
         raise ValueError(
-            f"fastpatch.explain: no target serves {fn!r}; give F.smooth_l1_loss, an nn.SmoothL1Loss or the step of a "
-            "torch.optim.SGD"
+            f"fastpatch.explain: no target serves {fn!r}; give F.smooth_l1_loss, F.huber_loss, a module of "
+            "theirs, or the step of a torch.optim.SGD"
         )
     if platform := _build.unsupported_platform():
         return Explanation(target.name, False, "unsupported_platform", f"there is no native library for {platform}")

@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 
 
 def targets() -> tuple[str, ...]:
-    """The names of all targets: ``("smooth_l1_loss", "sgd")``."""
+    """The names of all targets: ``("smooth_l1_loss", "huber_loss", "sgd")``."""
     return NAMES
 
 
@@ -244,6 +244,7 @@ def _apply(names: tuple[str, ...]) -> None:
     for name in names:
         _native.set_switch(name, _process[name])
         wanted = _process[name] != OFF or _open_scopes[name] > 0
+        TARGETS[name].switched(wanted)
         for point in TARGETS[name].points:
             if not wanted:
                 complaints.append(point.restore())

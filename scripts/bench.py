@@ -69,16 +69,17 @@ def must_be_fast(call: Call) -> None:
         call()
 
 
-def loss_calls(n: int, backward: bool) -> tuple[Call, Call]:
-    """A loss call, and a call that can't be beaten: a clone of a scalar, with its backward."""
-    x = torch.randn(n, requires_grad=backward)
-    y = torch.randn(n)
+def loss_calls(name: str, n: int, dtype: torch.dtype, reduction: str, backward: bool) -> dict[str, tuple[Call, bool]]:
+    """A loss call, a call that can't be beaten (a clone of a scalar, with its backward), and reading both operands."""
+    x = torch.randn(n).to(dtype).requires_grad_(backward)
+    y = torch.randn(n).to(dtype)
+    grad = torch.ones(n, dtype=dtype) if reduction == "none" else None
 
     def loss() -> None:
-        out = F.smooth_l1_loss(x, y)
+        out = getattr(F, name)(x, y, reduction=reduction)
         if backward:
             x.grad = None
-            out.backward()
+            out.backward(grad)
 
     scalar = torch.ones((), requires_grad=backward)
 
@@ -88,18 +89,31 @@ def loss_calls(n: int, backward: bool) -> tuple[Call, Call]:
             scalar.grad = None
             out.backward()
 
-    return loss, least
+    def read() -> None:
+        x.sum()
+        y.sum()
+
+    must_be_fast(loss)
+    calls = {"stock": (loss, False), "fastpatch": (loss, True), "least": (least, False)}
+    return calls if backward else calls | {"sum": (read, False)}
+
+
+LOSS_ROWS = (
+    *(("smooth_l1_loss", n, torch.float32, "mean") for n in (64, 16 << 10, 256 << 10, 1 << 20, 16 << 20)),
+    *(("smooth_l1_loss", n, torch.float32, "none") for n in (64, 1 << 20, 16 << 20)),
+    *(("smooth_l1_loss", 1 << 20, dtype, "mean") for dtype in (torch.float64, torch.bfloat16, torch.float16)),
+    *(("huber_loss", n, torch.float32, "mean") for n in (64, 1 << 20)),
+    ("huber_loss", 1 << 20, torch.bfloat16, "mean"),
+)
 
 
 def bench_loss(rounds: int, budget: float) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for n in (64, 16 << 10, 256 << 10, 1 << 20, 16 << 20):
+    for name, n, dtype, reduction in LOSS_ROWS:
         for backward in (False, True):
-            loss, least = loss_calls(n, backward)
-            must_be_fast(loss)
-            calls = {"stock": (loss, False), "fastpatch": (loss, True), "least": (least, False)}
-            times = compare(calls, rounds, budget)
-            rows.append({"row": f"loss {n} " + ("forward+backward" if backward else "no grad"), **times})
+            times = compare(loss_calls(name, n, dtype, reduction, backward), rounds, budget)
+            what = f"{name} {str(dtype)[6:]} {n} {reduction}"
+            rows.append({"row": f"{what} {'forward+backward' if backward else 'no grad'}", **times})
     return rows
 
 
@@ -139,10 +153,13 @@ def bench_sgd(rounds: int, budget: float) -> list[dict[str, object]]:
 
 def bench_refused(rounds: int, budget: float) -> list[dict[str, object]]:
     """What a refusal costs: calls that stock serves in both columns."""
-    x, y = torch.randn(64, dtype=torch.float64), torch.randn(64, dtype=torch.float64)
+    x, y = torch.randn(64), torch.randint(0, 5, (64,))
     step = stepper([(10,), (1,)], foreach=True)
     rows: list[dict[str, object]] = []
-    for name, call in (("loss of float64", lambda: F.smooth_l1_loss(x, y)), ("sgd step, foreach=True", step)):
+    for name, call in (
+        ("loss with an integer target", lambda: F.smooth_l1_loss(x, y)),
+        ("sgd step, foreach=True", step),
+    ):
         times = compare({"stock": (call, False), "fastpatch": (call, True)}, rounds, budget)
         rows.append({"row": f"refused: {name}", **times})
     return rows
@@ -157,14 +174,15 @@ def cpu_name() -> str:
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    lines = [f"{'':<38} {'fastpatch':>10} {'stock':>8} {'foreach':>8} {'fused':>8} {'least':>8}   (times us; / ratios)"]
+    names = ("stock", "foreach", "fused", "least", "sum")
+    lines = [f"{'':<56} {'fastpatch':>10} {' '.join(f'{name:>8}' for name in names)}   (us; others: ratios to it)"]
     for row in rows:
         ours = float(row["fastpatch"])  # type: ignore[arg-type]
         ratios = [
             f"{float(row[name]) / ours:>7.2f}x" if name in row else f"{'':>8}"  # type: ignore[arg-type]
-            for name in ("stock", "foreach", "fused", "least")
+            for name in names
         ]
-        lines.append(f"{row['row']:<38} {ours * 1e6:>10.2f} {' '.join(ratios)}")
+        lines.append(f"{row['row']:<56} {ours * 1e6:>10.2f} {' '.join(ratios)}")
         if str(row["row"]).startswith("refused"):
             lines[-1] += f"  {(ours - float(row['stock'])) * 1e6:+.2f} us"  # type: ignore[arg-type]
     return "\n".join(lines)

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 import fastpatch
 from fastpatch.targets import TARGETS
 
-stock = F.smooth_l1_loss
-step = vars(torch.optim.SGD)["step"]
+LOSSES = "smooth_l1_loss", "huber_loss"
+stock = {name: getattr(F, name) for name in LOSSES} | {"sgd": vars(torch.optim.SGD)["step"]}
 cases = {}
 
 
@@ -46,11 +46,19 @@ def error_of(*args, **kwargs):
         return str(error)
 
 
-def is_served(reduction="mean"):
-    "Is a plain loss call served?"
+def served():
+    "The losses of which a plain call is served."
     fastpatch.reset_report()
-    F.smooth_l1_loss(torch.ones(3), torch.zeros(3), reduction=reduction)
-    return fastpatch.report().to_dict()["smooth_l1_loss"] == {"fast": 1, "fallback": {}}
+    for name in LOSSES:
+        getattr(F, name)(torch.ones(3), torch.zeros(3))
+    counts = fastpatch.report().to_dict()
+    return [name for name in LOSSES if counts[name] == {"fast": 1, "fallback": {}}]
+
+
+def untouched():
+    "The targets whose outer attribute is what it was."
+    now = {name: getattr(F, name) for name in LOSSES} | {"sgd": vars(torch.optim.SGD)["step"]}
+    return [name for name in stock if now[name] is stock[name]]
 
 
 def explain():
@@ -83,31 +91,25 @@ def unsupported_platform():
         "enabled": fastpatch.is_enabled(),
         "explain": explain(),
         "tried": os.path.exists(cache),
-        "untouched": F.smooth_l1_loss is stock,
+        "untouched": untouched(),
     }
 
 
-def broken(name, other):
+def broken(name):
     TARGETS[name].prove = lambda: "parameter of 7 elements"
     first, second = enable(), enable()
     return {
         "warnings": first,
         "again": second,
         "error": error_of(name, strict=True),
-        "enabled": [fastpatch.is_enabled(name), fastpatch.is_enabled(other)],
-        "reason": fastpatch.explain(F.smooth_l1_loss).reason,
-        "untouched": [F.smooth_l1_loss is stock, vars(torch.optim.SGD)["step"] is step],
+        "enabled": [name for name in fastpatch.targets() if fastpatch.is_enabled(name)],
+        "reasons": {name: fastpatch.explain(getattr(F, name)).reason for name in LOSSES},
+        "untouched": untouched(),
+        "served": served(),
     }
 
 
-@case
-def broken_loss():
-    return {**broken("smooth_l1_loss", "sgd"), "served": is_served()}
-
-
-@case
-def broken_sgd():
-    return {**broken("sgd", "smooth_l1_loss"), "served": is_served()}
+cases |= {f"broken {name}": lambda name=name: broken(name) for name in stock}
 
 
 @case
@@ -117,9 +119,9 @@ def refusing():
     def prove():
         from fastpatch import _native
 
-        ours = _native.smooth_l1_loss_inner(torch._C._nn.smooth_l1_loss)
+        ours = _native.loss_inner("smooth_l1_loss", torch._C._nn.smooth_l1_loss)
         _native.set_live(ours, True)
-        ours(torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64), 1, 1.0)
+        ours(torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64), 1, 1.0)
 
     TARGETS["smooth_l1_loss"].prove = prove
     return {"warnings": enable(), "report": fastpatch.report().to_dict()}
@@ -127,28 +129,44 @@ def refusing():
 
 # The real self-tests, against a stock that differs in the last bits.
 
-operator = torch.ops.aten.smooth_l1_loss.default
+DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
+LAST_BITS = {dtype: 1 + 1.7 * torch.finfo(dtype).eps for dtype in DTYPES}
 
 
 def differs(name):
     return {"warnings": enable(name), "enabled": fastpatch.is_enabled()}
 
 
-@case
-def other_loss():
-    TARGETS["smooth_l1_loss"]._stock = lambda *args: operator(*args) * (1 + 2e-7)
-    return differs("smooth_l1_loss")
+def other_loss(name, dtype):
+    operator = TARGETS[name]._operator
+
+    def other(input, *args):
+        loss = operator(input, *args)
+        return loss * LAST_BITS[dtype] if input.dtype is dtype else loss
+
+    TARGETS[name]._operator = other
+    return differs(name)
 
 
-@case
-def other_gradient():
-    def stock_with_other_gradient(*args):
-        loss = operator(*args)
-        loss.register_hook(lambda grad: grad * (1 + 2e-7))
+def other_gradient(name, dtype):
+    operator = TARGETS[name]._operator
+
+    def other(input, *args):
+        loss = operator(input, *args)
+        if input.dtype is dtype:
+            loss.register_hook(lambda grad: grad * LAST_BITS[dtype])
         return loss
 
-    TARGETS["smooth_l1_loss"]._stock = stock_with_other_gradient
-    return differs("smooth_l1_loss")
+    TARGETS[name]._operator = other
+    return differs(name)
+
+
+cases |= {
+    f"{function.__name__} {name} {dtype}": lambda args=(function, name, dtype): args[0](*args[1:])
+    for function in (other_loss, other_gradient)
+    for name in LOSSES
+    for dtype in DTYPES
+}
 
 
 @case
@@ -225,8 +243,8 @@ def enable_inside(mode):
     return {
         **result,
         "rng kept": torch.equal(torch.get_rng_state(), rng),
-        "served": is_served(),
-        "enabled": [fastpatch.is_enabled(name) for name in fastpatch.targets()],
+        "served": served(),
+        "enabled": [name for name in fastpatch.targets() if fastpatch.is_enabled(name)],
     }
 
 

@@ -21,7 +21,8 @@ ROOMS = (
     ("_build",),
     ("_patching",),
     ("targets._target",),
-    ("targets.sgd", "targets.smooth_l1_loss"),
+    ("targets._loss",),
+    ("targets.huber_loss", "targets.sgd", "targets.smooth_l1_loss"),
     ("targets",),
     ("_switch",),
     ("_scope",),
@@ -82,7 +83,10 @@ def test_imports_are_found():
     """The test above can fail: these are known to be there."""
     assert {"_build", "_errors", "targets"} <= of_ours(imports("_switch", PYTHON["_switch"]))
     assert {"_native", "_patching", "targets._target"} == of_ours(imports("targets.sgd", PYTHON["targets.sgd"]))
-    assert {"targets.sgd", "targets.smooth_l1_loss"} <= of_ours(imports("targets", PYTHON["targets"]))
+    assert {"targets._loss"} == of_ours(imports("targets.huber_loss", PYTHON["targets.huber_loss"]))
+    assert {"targets.huber_loss", "targets.sgd", "targets.smooth_l1_loss"} <= of_ours(
+        imports("targets", PYTHON["targets"])
+    )
 
 
 def test_only_patching_knows_wrapt():
@@ -167,20 +171,56 @@ def test_what_kernels_must_not_have_is_found_elsewhere():
 
 
 FILES = {**{f"{name or '__init__'}.py": path for name, path in PYTHON.items()}, **CPP}
-# What reads a torch.optim optimizer is the sgd target's, whatever it is called.
-OWNED_BY_SGD = {"entries/optimizer.cpp", "entries/optimizer.h", "entries/owned.h"}
+# Whose a file is by its name: of one target, or of all losses. What reads an optimizer is the sgd target's.
+OWNERS = {
+    "smooth_l1_loss": r"smooth_l1_loss",
+    "huber_loss": r"huber_loss",
+    "losses": r"loss(es)?|_loss|l1_loss|lanes",
+    "sgd": r"sgd|optimizer|owned",
+}
+# What is of one target whatever becomes of the others.
+MUST_BE_FOUND = {
+    "smooth_l1_loss": {"targets.smooth_l1_loss.py", "formulas/smooth_l1_loss.h"},
+    "huber_loss": {"targets.huber_loss.py", "formulas/huber_loss.h"},
+    "losses": {"targets._loss.py", "losses.cpp", "loss_node.cpp", "entries/losses.cpp", "cpu/loss_loops.h"},
+    "sgd": {"targets.sgd.py", "sgd.cpp", "cpu/sgd.cpp", "formulas/sgd.h", "entries/optimizer_check.cpp"},
+}
+WORDS = {"smooth_l1_loss": r"smooth_?l1", "huber_loss": r"huber", "losses": r"loss", "sgd": r"\bsgd|sgd\b|optim"}
+# A loss of two tensors is a formula, its patch points and a line in each of these.
+TABLES = {"losses.h", "losses.cpp", "cpu/loss_kernels.h", "cpu/losses.cpp"}
 
 
-def files_of(target):
-    found = {name for name in FILES if re.search(rf"(^|[/.]){target}(_\w+)?\.", name)}
-    return found | (OWNED_BY_SGD if target == "sgd" else set())
+def files_of(owner):
+    return {name for name in FILES if re.search(rf"(^|[/.])({OWNERS[owner]})(_\w+)?\.", name)}
 
 
-@pytest.mark.parametrize(("target", "other"), [("sgd", r"smooth_?l1"), ("smooth_l1_loss", r"\bsgd|sgd\b|optim")])
-def test_no_target_names_another(target, other):
-    mine = files_of(target)
-    assert {f"targets.{target}.py", f"{target}.cpp", f"cpu/{target}.cpp", f"formulas/{target}.h"} <= mine
-    assert [name for name in sorted(mine) if re.search(other, FILES[name].read_text(), re.IGNORECASE)] == []
+def naming(pattern, names):
+    return [name for name in sorted(names) if re.search(pattern, FILES[name].read_text(), re.IGNORECASE)]
+
+
+@pytest.mark.parametrize(
+    ("owner", "others"),
+    [
+        ("smooth_l1_loss", ["huber_loss", "sgd"]),
+        ("huber_loss", ["smooth_l1_loss", "sgd"]),
+        ("losses", ["sgd"]),
+        ("sgd", ["smooth_l1_loss", "huber_loss", "losses"]),
+    ],
+)
+def test_no_target_names_another(owner, others):
+    mine = files_of(owner)
+    assert mine >= MUST_BE_FOUND[owner]
+    for other in others:
+        assert not mine & files_of(other)
+        assert naming(WORDS[other], mine) == []
+
+
+def test_only_tables_name_a_loss():
+    """What serves the losses serves them alike: nothing else in C++ tells one from another."""
+    generic = set(CPP) - files_of("smooth_l1_loss") - files_of("huber_loss")
+    words = f"{WORDS['smooth_l1_loss']}|{WORDS['huber_loss']}"
+    assert {name for name in generic if re.search(words, code(CPP[name]), re.IGNORECASE)} == TABLES
+    assert naming(words, {"targets._loss.py", "targets._target.py"}) == []
 
 
 # ------------------------------------------------------------------------------------------------------- public face
@@ -206,8 +246,8 @@ def test_public_names_have_docstrings():
 IMPORT = """
 import json, sys
 import torch, torch.nn.functional as F, torch.optim
-points = [(F, "smooth_l1_loss"), (torch._C._nn, "smooth_l1_loss"), (torch.optim.SGD, "step"),
-          (sys.modules["torch.optim.sgd"], "sgd")]
+points = [(F, "smooth_l1_loss"), (torch._C._nn, "smooth_l1_loss"), (F, "huber_loss"), (torch._C._nn, "huber_loss"),
+          (torch.optim.SGD, "step"), (sys.modules["torch.optim.sgd"], "sgd")]
 stock = [vars(owner)[name] for owner, name in points]
 before, events = set(sys.modules), []
 sys.addaudithook(lambda event, args: events.append(event) if event in ("subprocess.Popen", "os.fork", "socket.connect",

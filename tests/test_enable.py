@@ -26,7 +26,7 @@ def train():
     x, y = torch.linspace(-2, 2, 12).view(4, 3), torch.linspace(0, 5, 4).view(4, 1)
     for _ in range(3):
         optimizer.zero_grad()
-        loss = F.smooth_l1_loss(model(x), y)
+        loss = F.smooth_l1_loss(model(x), y) + F.huber_loss(model(x), y, delta=0.3)
         loss.backward()
         optimizer.step()
     return [loss.item().hex(), *(value.hex() for value in model.weight.flatten().tolist())]
@@ -104,6 +104,7 @@ def test_the_numbers_are_the_same_when_it_works(stock_numbers):
     assert names["train"]() == stock_numbers
     assert fastpatch.report().to_dict() == {
         "smooth_l1_loss": {"fast": 3, "fallback": {}},
+        "huber_loss": {"fast": 3, "fallback": {}},
         "sgd": {"fast": 6, "fallback": {}},
     }
 
@@ -144,21 +145,24 @@ def test_unsupported_platform(cases):
     assert not seen["enabled"]
     assert seen["explain"] == [False, "unsupported_platform"]
     assert not seen["tried"]
-    assert seen["untouched"]
+    assert seen["untouched"] == list(fastpatch.targets())
 
 
-@pytest.mark.parametrize("name", ["smooth_l1_loss", "sgd"])
-def test_a_target_whose_self_test_fails_is_left_to_stock_and_the_other_is_on(cases, name):
-    seen = cases["broken_loss" if name == "smooth_l1_loss" else "broken_sgd"]
+LOSSES = ["smooth_l1_loss", "huber_loss"]
+
+
+@pytest.mark.parametrize("name", fastpatch.targets())
+def test_a_target_whose_self_test_fails_is_left_to_stock_and_the_others_are_on(cases, name):
+    seen = cases[f"broken {name}"]
     [(category, is_here, text)] = seen["warnings"]
     assert (category, is_here) == ("NativeBuildWarning", True)
     assert text == (f"fastpatch leaves {name!r} to PyTorch, since its self-test failed: parameter of 7 elements")
     assert seen["again"] == []
     assert seen["error"] == text
-    assert seen["enabled"] == [False, True]
-    assert seen["untouched"] == [name == "smooth_l1_loss", name == "sgd"]
-    assert seen["served"] == (name == "sgd")
-    assert seen["reason"] == ("not_built" if name == "smooth_l1_loss" else "arguments")
+    assert seen["enabled"] == [target for target in fastpatch.targets() if target != name]
+    assert seen["untouched"] == [name]
+    assert seen["served"] == [loss for loss in LOSSES if loss != name]
+    assert seen["reasons"] == {loss: "not_built" if loss == name else "arguments" for loss in LOSSES}
 
 
 def test_a_self_test_whose_call_falls_back_has_failed(cases):
@@ -167,17 +171,19 @@ def test_a_self_test_whose_call_falls_back_has_failed(cases):
     assert cases["refusing"]["report"]["smooth_l1_loss"] == {"fast": 0, "fallback": {}}
 
 
-@pytest.mark.parametrize(
-    ("case", "difference"),
-    [
-        ("other_loss", "the loss of 7 elements, reduction 0, beta 0.3"),
-        ("other_gradient", "the gradient of 7 elements, reduction 0, beta 0.3"),
-        ("other_update", "parameter or momentum buffer of 1 elements, nesterov=False"),
-    ],
-)
-def test_the_self_test_sees_a_difference_in_the_last_bits(cases, case, difference):
+THRESHOLDS = {"smooth_l1_loss": "beta 0.3", "huber_loss": "delta 0.3"}
+DIFFERENCES = {
+    f"other_{what} {loss} {dtype}": f"the {what} of 7 elements of {dtype}, reduction 0, {THRESHOLDS[loss]}"
+    for what in ("loss", "gradient")
+    for loss in LOSSES
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+} | {"other_update": "parameter or momentum buffer of 1 elements, nesterov=False"}
+
+
+@pytest.mark.parametrize("case", DIFFERENCES)
+def test_the_self_test_sees_a_difference_in_the_last_bits(cases, case):
     [(_, _, text)] = cases[case]["warnings"]
-    assert text.endswith(f"its self-test failed: {difference}")
+    assert text.endswith(f"its self-test failed: {DIFFERENCES[case]}")
     assert not cases[case]["enabled"]
 
 
@@ -195,6 +201,6 @@ def test_enable_inside_a_mode_works_and_changes_nothing_else(cases, name):
         "state kept": True,
         "rng kept": True,
         "enabled inside": True,
-        "enabled": [True, True],
-        "served": True,
+        "enabled": list(fastpatch.targets()),
+        "served": LOSSES,
     }

@@ -75,7 +75,7 @@ def test_a_self_test_that_raises_leaves_its_target_to_stock(tmp_path):
 
 
 def test_import_without_the_user_database(tmp_path):
-    assert run_text(NO_PWD, folder=tmp_path).stdout == "('smooth_l1_loss', 'sgd')\n"
+    assert run_text(NO_PWD, folder=tmp_path).stdout == "('smooth_l1_loss', 'huber_loss', 'sgd')\n"
 
 
 def test_a_child_forked_while_another_thread_holds_the_locks(tmp_path):

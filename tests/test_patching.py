@@ -1,4 +1,4 @@
-"""The four patch points: what replaces an attribute looks like the original, travels like it, and comes off again."""
+"""The patch points: what replaces an attribute looks like the original, travels like it, and comes off again."""
 
 import copy
 import functools
@@ -22,6 +22,8 @@ SGD([torch.zeros(1)], lr=0.1)  # from here on SGD.step is hooked by torch; test_
 POINTS = {
     "torch.nn.functional.smooth_l1_loss": (F, "smooth_l1_loss"),
     "torch._C._nn.smooth_l1_loss": (torch._C._nn, "smooth_l1_loss"),
+    "torch.nn.functional.huber_loss": (F, "huber_loss"),
+    "torch._C._nn.huber_loss": (torch._C._nn, "huber_loss"),
     "torch.optim.SGD.step": (SGD, "step"),
     "torch.optim.sgd.sgd": (sgd_module, "sgd"),
 }
@@ -151,6 +153,8 @@ import torch, torch.optim.sgd, torch.nn.functional as F
 expected = {
     "torch.nn.functional.smooth_l1_loss": F.smooth_l1_loss,
     "torch._C._nn.smooth_l1_loss": torch._C._nn.smooth_l1_loss,
+    "torch.nn.functional.huber_loss": F.huber_loss,
+    "torch._C._nn.huber_loss": torch._C._nn.huber_loss,
     "torch.optim.SGD.step": torch.optim.SGD.step,
     "torch.optim.sgd.sgd": sys.modules["torch.optim.sgd"].sgd,
 }
@@ -170,7 +174,7 @@ def test_pickles_load_where_fastpatch_is_not_installed(tmp_path):
     }
     file = tmp_path / "pickles"
     file.write_bytes(pickle.dumps(pickles))
-    assert run_text(LOAD_WITHOUT, str(file), folder=tmp_path).stdout == f"{4 * len(protocols)}\n"
+    assert run_text(LOAD_WITHOUT, str(file), folder=tmp_path).stdout == f"{len(POINTS) * len(protocols)}\n"
 
 
 # --------------------------------------------------------------------------------------------------------- coming off
@@ -183,6 +187,7 @@ def test_comes_off_whole(order):
         getattr(fastpatch, function)(*names)
     fastpatch.disable("sgd")
     fastpatch.disable("smooth_l1_loss")
+    fastpatch.disable("huber_loss")
     assert not patched()
 
 
@@ -190,8 +195,10 @@ def test_one_target_leaves_the_others_attributes_alone():
     fastpatch.enable("sgd")
     assert patched() == {"torch.optim.SGD.step", "torch.optim.sgd.sgd"}
     fastpatch.disable("sgd")
-    fastpatch.enable("smooth_l1_loss")
-    assert patched() == {"torch.nn.functional.smooth_l1_loss", "torch._C._nn.smooth_l1_loss"}
+    for loss in ("smooth_l1_loss", "huber_loss"):
+        fastpatch.enable(loss)
+        assert patched() == {f"torch.nn.functional.{loss}", f"torch._C._nn.{loss}"}
+        fastpatch.disable(loss)
 
 
 def test_proxy_kept_after_disable_passes_to_stock_and_serves_again():

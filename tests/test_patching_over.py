@@ -14,6 +14,7 @@ import fastpatch
 
 SGD = torch.optim.SGD
 STOCK_LOSS = F.smooth_l1_loss
+LOSSES = "smooth_l1_loss", "huber_loss"
 OVER = "was replaced by somebody else while patched"
 
 
@@ -24,8 +25,8 @@ def optimizer_with_gradient():
 
 
 OWNERS = {
-    "torch.nn.functional.smooth_l1_loss": F,
-    "torch._C._nn.smooth_l1_loss": torch._C._nn,
+    **{f"torch.nn.functional.{loss}": F for loss in LOSSES},
+    **{f"torch._C._nn.{loss}": torch._C._nn for loss in LOSSES},
     "torch.optim.SGD.step": SGD,
 }
 
@@ -52,7 +53,7 @@ def patched_over(request):
     setattr(owner, name, stock)
 
 
-def serve_once(owner):
+def serve_once(owner, name):
     """One call through the attribute; returns the counters of its target."""
     fastpatch.reset_report()
     if owner is SGD:
@@ -61,18 +62,18 @@ def serve_once(owner):
         assert optimizer.param_groups[0]["params"][0].tolist() != [1.0, -2.0, 0.5]
         return fastpatch.report().to_dict()["sgd"]
     x, y = torch.tensor([0.0, 3.0]), torch.tensor([1.0, 1.0])
-    assert owner.smooth_l1_loss(x, y, **({} if owner is F else {"reduction": 1})).item() == 1.0
-    return fastpatch.report().to_dict()["smooth_l1_loss"]
+    assert getattr(owner, name)(x, y, **({} if owner is F else {"reduction": 1})).item() == 1.0
+    return fastpatch.report().to_dict()[name]
 
 
 def test_what_somebody_put_over_us_stays_and_ours_passes_through(patched_over):
     owner, name, theirs, qualified = patched_over
-    assert serve_once(owner) == {"fast": 1, "fallback": {}}
+    assert serve_once(owner, name) == {"fast": 1, "fallback": {}}
     with pytest.warns(RuntimeWarning, match=OVER) as caught:
         fastpatch.disable()
     assert [str(warning.message).split()[1] for warning in caught] == [qualified]
     assert vars(owner)[name] is theirs
-    assert serve_once(owner) == {"fast": 0, "fallback": {}}
+    assert serve_once(owner, name) == {"fast": 0, "fallback": {}}
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -86,10 +87,10 @@ def test_enabling_over_what_somebody_put_over_us_counts_once(patched_over, round
         with pytest.warns(RuntimeWarning, match="had been replaced") if number == 0 else contextlib.nullcontext():
             fastpatch.enable()
         assert vars(owner)[name] is theirs
-        assert serve_once(owner) == {"fast": behind, "fallback": {}}
+        assert serve_once(owner, name) == {"fast": behind, "fallback": {}}
         fastpatch.disable()  # no warning this time: ours isn't in place
         assert vars(owner)[name] is theirs
-        assert serve_once(owner) == {"fast": 0, "fallback": {}}
+        assert serve_once(owner, name) == {"fast": 0, "fallback": {}}
 
 
 def test_a_refused_call_through_two_layers_counts_once():
@@ -100,8 +101,7 @@ def test_a_refused_call_through_two_layers_counts_once():
             fastpatch.disable()
         with pytest.warns(RuntimeWarning, match="had been replaced"):
             fastpatch.enable()
-        x = torch.ones(3, dtype=torch.float64)
-        assert F.smooth_l1_loss(x, x).item() == 0.0
+        assert F.smooth_l1_loss(torch.ones(3), torch.ones(3, dtype=torch.int64)).item() == 0.0
         assert fastpatch.report().to_dict()["smooth_l1_loss"] == {"fast": 0, "fallback": {"dtype": 1}}
         fastpatch.disable()
     F.smooth_l1_loss = STOCK_LOSS  # mock.patch has put our proxy back

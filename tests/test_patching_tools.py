@@ -17,11 +17,12 @@ import fastpatch
 
 SGD = torch.optim.SGD
 STOCK_LOSS, STOCK_BUILTIN = F.smooth_l1_loss, torch._C._nn.smooth_l1_loss
+EARLY = {"smooth_l1_loss": F.smooth_l1_loss, "huber_loss": F.huber_loss}
 PACKAGE = Path(fastpatch.__file__).parent
 
 
-def loss_counts():
-    return fastpatch.report().to_dict()["smooth_l1_loss"]
+def loss_counts(loss="smooth_l1_loss"):
+    return fastpatch.report().to_dict()[loss]
 
 
 # ----------------------------------------------------------------------------------------------------- torch's tools
@@ -35,12 +36,28 @@ def builtin_loss(x, y):
     return torch._C._nn.smooth_l1_loss(x, y, 2, 0.5)
 
 
+def functional_huber_loss(x, y):
+    return F.huber_loss(x, y, reduction="sum", delta=0.5)
+
+
+def builtin_huber_loss(x, y):
+    return torch._C._nn.huber_loss(x, y, 2, 0.5)
+
+
+SCRIPTED = {
+    functional_loss: "smooth_l1_loss",
+    builtin_loss: "smooth_l1_loss",
+    functional_huber_loss: "huber_loss",
+    builtin_huber_loss: "huber_loss",
+}
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is not supported:DeprecationWarning")
-@pytest.mark.parametrize("function", [functional_loss, builtin_loss])
+@pytest.mark.parametrize("function", SCRIPTED)
 def test_jit_script_while_patched_and_after(function):
     x, y = torch.linspace(-2, 2, 9), torch.zeros(9)
-    expected = torch.ops.aten.smooth_l1_loss(x, y, 2, 0.5)
+    expected = getattr(torch.ops.aten, SCRIPTED[function])(x, y, 2, 0.5)
     fastpatch.enable()
     while_patched = torch.jit.script(function)
     assert torch.equal(while_patched(x, y), expected)
@@ -48,7 +65,7 @@ def test_jit_script_while_patched_and_after(function):
     assert torch.equal(while_patched(x, y), expected)
     after = torch.jit.script(same_source(function))
     assert torch.equal(after(x, y), expected)
-    assert "smooth_l1_loss" in str(after.inlined_graph)
+    assert SCRIPTED[function] in str(after.inlined_graph)
 
 
 def same_source(function):
@@ -115,18 +132,20 @@ def test_fx_trace_while_patched():
 # ---------------------------------------------------------------------------------------- nothing of ours in between
 
 
+@pytest.mark.parametrize("served", [True, False])
 @pytest.mark.parametrize("early_bound", [False, True])
-def test_warning_names_the_users_line(early_bound):
+@pytest.mark.parametrize("name", EARLY)
+def test_warning_names_the_users_line(name, early_bound, served):
     fastpatch.enable()
-    loss = STOCK_LOSS if early_bound else F.smooth_l1_loss
+    loss = EARLY[name] if early_bound else getattr(F, name)
+    target = torch.ones(3, dtype=torch.float32 if served else torch.int64)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loss(torch.ones(2, 3), torch.ones(3))
+        loss(torch.ones(2, 3), target)
         line = inspect.currentframe().f_lineno - 1
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)]
     assert "different to the input size" in str(caught[0].message)
-    # What F hands on is expanded already.
-    assert loss_counts() == {"fast": 0, "fallback": {"strides" if early_bound else "shape_mismatch": 1}}
+    assert loss_counts(name) == ({"fast": 1, "fallback": {}} if served else {"fast": 0, "fallback": {"dtype": 1}})
 
 
 def files_of(frames):
@@ -150,6 +169,18 @@ def test_traceback_of_a_refused_call_has_no_frame_of_ours():
     assert any(file.endswith("functional.py") for file in files)
     assert not is_ours(files)
     assert loss_counts() == {"fast": 0, "fallback": {"arguments": 1}}
+
+
+@pytest.mark.parametrize("early_bound", [False, True])
+def test_traceback_of_a_warning_that_is_an_error_ends_at_the_users_line(early_bound):
+    fastpatch.enable()
+    loss = STOCK_LOSS if early_bound else F.smooth_l1_loss
+    with pytest.raises(UserWarning, match="different to the input size") as caught:  # warnings are errors here
+        loss(torch.ones(2, 3), torch.ones(3))
+    files = files_of(traceback.extract_tb(caught.value.__traceback__))
+    assert __file__ in files
+    assert not is_ours(files)
+    assert loss_counts()["fast"] == 0
 
 
 @pytest.mark.parametrize("hooked", [False, True])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import fastpatch
 
-NOTHING = {"smooth_l1_loss": {"fast": 0, "fallback": {}}, "sgd": {"fast": 0, "fallback": {}}}
+NOTHING = {name: {"fast": 0, "fallback": {}} for name in ("smooth_l1_loss", "huber_loss", "sgd")}
 
 
 def counts():
@@ -25,10 +25,10 @@ def refuse(reason):
     """One call of the loss that is refused for this reason."""
     x = torch.ones(3)
     calls = {
-        "dtype": lambda: F.smooth_l1_loss(x.double(), x.double()),
-        "strides": lambda: F.smooth_l1_loss(torch.ones(6)[::2], x),
-        "beta": lambda: F.smooth_l1_loss(x, x, beta=0.0),
-        "empty": lambda: F.smooth_l1_loss(x[:0], x[:0], reduction="none"),
+        "dtype": lambda: F.smooth_l1_loss(x, x.long()),
+        "strides": lambda: F.smooth_l1_loss(torch.ones(6).half()[::2], x),
+        "beta": lambda: F.smooth_l1_loss(x, x, beta=1e-40),
+        "device": lambda: F.smooth_l1_loss(x.to("meta"), x.to("meta")),
     }
     calls[reason]()
 
@@ -46,7 +46,13 @@ def test_a_loss_call_is_one_unit():
     torch.nn.SmoothL1Loss()(torch.ones(2), torch.zeros(2))
     for reason in ("dtype", "strides", "dtype"):
         refuse(reason)
-    assert counts() == {**NOTHING, "smooth_l1_loss": {"fast": 4, "fallback": {"dtype": 2, "strides": 1}}}
+    torch.nn.HuberLoss()(torch.ones(2), torch.zeros(2))
+    F.huber_loss(torch.ones(2), torch.zeros(2), weight=torch.ones(2))
+    assert counts() == {
+        **NOTHING,
+        "smooth_l1_loss": {"fast": 4, "fallback": {"dtype": 2, "strides": 1}},
+        "huber_loss": {"fast": 1, "fallback": {"weight": 1}},
+    }
 
 
 def test_a_parameter_is_one_unit_and_one_without_gradient_is_none():
@@ -101,14 +107,14 @@ def test_counters_are_exact_over_threads():
     def work():
         for _ in range(300):
             F.smooth_l1_loss(x, y)
-            refuse("empty")
+            refuse("device")
 
     threads = [threading.Thread(target=work) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert counts() == {**NOTHING, "smooth_l1_loss": {"fast": 1800, "fallback": {"empty": 1800}}}
+    assert counts() == {**NOTHING, "smooth_l1_loss": {"fast": 1800, "fallback": {"device": 1800}}}
 
 
 def test_types():
@@ -124,17 +130,38 @@ def test_types():
 
 def test_table_shows_every_number_and_the_most_frequent_reason_first():
     fastpatch.enable()
-    for reason, times in (("empty", 1), ("dtype", 11), ("strides", 2)):
+    for reason, times in (("device", 1), ("dtype", 11), ("strides", 2)):
         for _ in range(times):
             refuse(reason)
     F.smooth_l1_loss(torch.ones(3), torch.zeros(3))
-    header, loss, *reasons, sgd = str(fastpatch.report()).splitlines()
+    header, loss, *reasons, huber, sgd = str(fastpatch.report()).splitlines()
     assert header.split() == ["target", "fast", "fallback"]
     assert loss.split() == ["smooth_l1_loss", "1", "14"]
     counted = [line.split() for line in reasons if line.endswith(":")]
-    assert counted == [["11", "dtype:"], ["2", "strides:"], ["1", "empty:"]]
+    assert counted == [["11", "dtype:"], ["2", "strides:"], ["1", "device:"]]
+    assert huber.split() == ["huber_loss", "0", "0"]
     assert sgd.split() == ["sgd", "0", "0"]
-    assert "only float32 is served" in reasons[1]
+    assert "a dtype or a mixture that is not served" in reasons[1]
+
+
+@pytest.mark.parametrize(("last", "first"), [("smooth_l1_loss", "huber_loss"), ("huber_loss", "smooth_l1_loss")])
+def test_memory_that_is_kept_is_shown_and_given_back_by_the_last_loss(first, last):
+    fastpatch.enable()
+    x = torch.ones(200_000, requires_grad=True)  # the gradient has 800,000 bytes
+    F.huber_loss(x, torch.zeros(200_000)).backward()
+    assert fastpatch.report().kept_bytes == 0  # it is in use
+    assert "memory kept" not in str(fastpatch.report())
+    x.grad = None
+    assert fastpatch.report().kept_bytes == 800_000
+    assert str(fastpatch.report()).splitlines()[-1] == "memory kept for the next large results: 0.8 MiB"
+    F.smooth_l1_loss(x, torch.zeros(200_000)).backward()
+    assert fastpatch.report().kept_bytes == 0  # it is in use again
+    x.grad = None
+    fastpatch.disable("sgd", first)
+    assert fastpatch.report().kept_bytes == 800_000
+    fastpatch.disable(last)
+    assert fastpatch.report().kept_bytes == 0
+    assert "memory kept" not in str(fastpatch.report())
 
 
 def test_table_without_fallbacks_fits_80_columns():

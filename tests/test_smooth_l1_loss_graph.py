@@ -11,16 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from _helpers import as_stock, outcome, served
-from _smooth_l1_loss_helpers import SIZES, TARGET, grads, loss, operands
+from _smooth_l1_loss_helpers import SIZES, TARGET, each_dtype, grads, loss, operands
 from torch.autograd.graph import saved_tensors_hooks
 
 import fastpatch
 
 
 @SIZES
-def test_hooks_on_saved_tensors_run_as_often_as_in_stock(n: int) -> None:
+@each_dtype
+def test_hooks_on_saved_tensors_run_as_often_as_in_stock(n: int, dtype: torch.dtype) -> None:
     def call() -> Any:
-        input, target = operands(n)
+        input, target = operands(n, dtype)
         seen: list[Any] = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,10 +33,11 @@ def test_hooks_on_saved_tensors_run_as_often_as_in_stock(n: int) -> None:
             return tensor
 
         with saved_tensors_hooks(pack, unpack):
-            output = loss(input, target)
+            output = loss(input, target.requires_grad_())
+        output.backward(retain_graph=True)
         output.backward()
-        assert [name for name, *_ in seen] == ["pack", "pack", "unpack", "unpack"]
-        return seen, input.grad
+        assert [name for name, *_ in seen] == ["pack", "pack", "unpack", "unpack", "unpack", "unpack"]
+        return seen, input.grad, target.grad
 
     as_stock(TARGET, call, fast=1, strict=True)
 
@@ -49,8 +51,10 @@ def fail(tensor: torch.Tensor) -> torch.Tensor:
 
 
 UNPACK: dict[str, Callable[[torch.Tensor], Any]] = {
+    "float32": lambda t: t.float(),
     "float64": lambda t: t.double(),
     "float16": lambda t: t.half(),
+    "integers": lambda t: t.to(torch.int64),
     "strided": lambda t: torch.stack([t, t], 1)[:, 0],
     "expanded": lambda t: t[:1].expand(t.shape),
     "one more dimension": lambda t: t[None],
@@ -64,10 +68,11 @@ UNPACK: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @SIZES
+@each_dtype
 @pytest.mark.parametrize("how", UNPACK)
-def test_hooks_on_saved_tensors_may_return_anything(n: int, how: str) -> None:
+def test_hooks_on_saved_tensors_may_return_anything(n: int, dtype: torch.dtype, how: str) -> None:
     def call() -> Any:
-        input, target = operands(n)
+        input, target = operands(n, dtype)
         with saved_tensors_hooks(lambda t: t.detach(), UNPACK[how]):
             output = loss(input, target, "sum")
         output.backward()
@@ -76,10 +81,11 @@ def test_hooks_on_saved_tensors_may_return_anything(n: int, how: str) -> None:
     as_stock(TARGET, call, fast=1, strict=True)
 
 
+@each_dtype
 @pytest.mark.parametrize("which", [0, 1])
-def test_hook_on_a_saved_tensor_may_change_the_layout_of_one(which: int) -> None:
+def test_hook_on_a_saved_tensor_may_change_the_layout_of_one(dtype: torch.dtype, which: int) -> None:
     def call() -> Any:
-        input, target = operands()
+        input, target = operands(5, dtype)
 
         def unpack(packed: tuple[int, torch.Tensor]) -> torch.Tensor:
             index, tensor = packed
@@ -127,10 +133,11 @@ def test_mutation_of_saved_tensors_where_it_is_allowed() -> None:
 
 
 @SIZES
+@each_dtype
 @pytest.mark.parametrize("which", ["input", "target"])
-def test_change_in_place_before_backward_is_found(n: int, which: str) -> None:
+def test_change_in_place_before_backward_is_found(n: int, dtype: torch.dtype, which: str) -> None:
     def call() -> None:
-        input, target = operands(n)
+        input, target = operands(n, dtype)
         changed = input * 1
         output = loss(changed, target)
         (changed if which == "input" else target).add_(1)
@@ -215,9 +222,10 @@ def test_hooks_on_tensors_and_on_the_node() -> None:
     assert len(result[0]) == 2
 
 
-def test_node_shows_what_stocks_node_shows() -> None:
+@each_dtype
+def test_node_shows_what_stocks_node_shows(dtype: torch.dtype) -> None:
     def call() -> Any:
-        input, target = operands()
+        input, target = operands(5, dtype)
         output = loss(input, target.requires_grad_(), "sum", 0.3)
         node = output.grad_fn
         assert node._saved_self is input
@@ -257,12 +265,13 @@ GRAD_OUTPUTS: dict[str, Callable[[], Any]] = {
 }
 
 
+@each_dtype
 @pytest.mark.parametrize("kind", GRAD_OUTPUTS)
-def test_node_called_by_hand(kind: str) -> None:
+def test_node_called_by_hand(dtype: torch.dtype, kind: str) -> None:
     """Nobody checks the shape and dtype of what a caller of `grad_fn(...)` hands in."""
 
     def call() -> Any:
-        result = loss(*operands()).grad_fn(GRAD_OUTPUTS[kind]())
+        result = loss(*operands(5, dtype)).grad_fn(GRAD_OUTPUTS[kind]())
         return [grad if grad is None else grad.as_subclass(torch.Tensor) for grad in result]
 
     as_stock(TARGET, call, fast=1, strict=True)

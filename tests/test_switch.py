@@ -2,6 +2,7 @@
 
 import contextvars
 import inspect
+import itertools
 import re
 import sys
 
@@ -20,9 +21,11 @@ SGD([torch.zeros(1)], lr=0.1)  # torch hooks SGD.step now, not in the middle of 
 
 POINTS = {
     "smooth_l1_loss": [(F, "smooth_l1_loss"), (torch._C._nn, "smooth_l1_loss")],
+    "huber_loss": [(F, "huber_loss"), (torch._C._nn, "huber_loss")],
     "sgd": [(SGD, "step"), (sgd_module, "sgd")],
 }
 NAMES = tuple(POINTS)
+LOSSES = "smooth_l1_loss", "huber_loss"
 STOCK = {(owner, name): vars(owner)[name] for points in POINTS.values() for owner, name in points}
 
 
@@ -38,24 +41,24 @@ def counts():
 
 
 def test_targets():
-    assert fastpatch.targets() == ("smooth_l1_loss", "sgd")
+    assert fastpatch.targets() == ("smooth_l1_loss", "huber_loss", "sgd")
 
 
 def test_enable_and_disable_are_idempotent():
     for _ in range(2):
         fastpatch.enable()
         fastpatch.enable()
-        assert [fastpatch.is_enabled(name) for name in NAMES] == [True, True]
-        assert [patched(name) for name in NAMES] == [True, True]
+        assert [fastpatch.is_enabled(name) for name in NAMES] == [True, True, True]
+        assert [patched(name) for name in NAMES] == [True, True, True]
         fastpatch.disable()
-        assert [patched(name) for name in NAMES] == [False, False]
+        assert [patched(name) for name in NAMES] == [False, False, False]
         fastpatch.disable()
-        assert [patched(name) for name in NAMES] == [False, False]
+        assert [patched(name) for name in NAMES] == [False, False, False]
         assert not fastpatch.is_enabled()
 
 
-@pytest.mark.parametrize(("one", "other"), [NAMES, NAMES[::-1]])
-def test_each_target_has_a_switch_of_its_own(one, other):
+@pytest.mark.parametrize(("one", "other", "third"), list(itertools.permutations(NAMES)))
+def test_each_target_has_a_switch_of_its_own(one, other, third):
     fastpatch.enable(one)
     assert fastpatch.is_enabled()
     assert fastpatch.is_enabled(one)
@@ -68,6 +71,8 @@ def test_each_target_has_a_switch_of_its_own(one, other):
     assert not patched(one)
     fastpatch.disable(one)
     assert fastpatch.is_enabled(other)
+    assert not fastpatch.is_enabled(third)
+    assert not patched(third)
 
 
 def test_enable_and_disable_return_nothing():
@@ -76,16 +81,16 @@ def test_enable_and_disable_return_nothing():
 
 
 def test_the_last_enable_decides_about_strict():
-    x = torch.ones(3, dtype=torch.float64)
+    x, y = torch.ones(3), torch.ones(3, dtype=torch.int64)
     fastpatch.enable("smooth_l1_loss")
-    F.smooth_l1_loss(x, x)
+    F.smooth_l1_loss(x, y)
     fastpatch.enable("smooth_l1_loss", strict=True)
     with pytest.raises(fastpatch.FallbackError) as caught:
-        F.smooth_l1_loss(x, x)
+        F.smooth_l1_loss(x, y)
     assert (caught.value.target, caught.value.reason) == ("smooth_l1_loss", "dtype")
     assert "smooth_l1_loss can't be served (dtype)" in str(caught.value)
     fastpatch.enable("smooth_l1_loss")
-    F.smooth_l1_loss(x, x)
+    F.smooth_l1_loss(x, y)
     assert counts()["smooth_l1_loss"] == {"fast": 0, "fallback": {"dtype": 2}}
 
 
@@ -101,7 +106,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("wrong", ["sdg", "", "SGD", 3])
 def test_unknown_targets_are_named_beside_the_valid_ones(function, wrong):
-    text = f"fastpatch.{function}: unknown target {wrong!r}; targets are 'smooth_l1_loss', 'sgd'"
+    text = f"fastpatch.{function}: unknown target {wrong!r}; targets are 'smooth_l1_loss', 'huber_loss', 'sgd'"
     with pytest.raises(ValueError, match=re.escape(text)):
         FUNCTIONS[function](wrong)
 
@@ -113,7 +118,7 @@ def test_one_unknown_target_leaves_the_known_ones_untouched():
     fastpatch.enable()
     with pytest.raises(ValueError, match="unknown target 'sdg'"):
         fastpatch.disable("sgd", "sdg")
-    assert [fastpatch.is_enabled(name) for name in NAMES] == [True, True]
+    assert [fastpatch.is_enabled(name) for name in NAMES] == [True, True, True]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -161,7 +166,8 @@ class OpenScope:
 class Switches(RuleBasedStateMachine):
     """The model: a switch a target for the process, and a list of open scopes."""
 
-    names = st.lists(st.sampled_from(NAMES), max_size=2, unique=True).map(tuple)
+    names = st.lists(st.sampled_from(NAMES), max_size=3, unique=True).map(tuple)
+    losses = st.sampled_from(LOSSES)
 
     @initialize()
     def start(self):
@@ -201,29 +207,29 @@ class Switches(RuleBasedStateMachine):
     def exit(self, data, elsewhere):
         self.scopes.pop(data.draw(st.integers(0, len(self.scopes) - 1))).exit(elsewhere)
 
-    @rule(size=st.sampled_from([1, 7, 8, 33]))
-    def call_loss(self, size):
+    @rule(loss=losses, size=st.sampled_from([1, 7, 8, 33]))
+    def call_loss(self, loss, size):
         x, y = torch.linspace(-3, 2, size), torch.full((size,), 0.3)
-        assert torch.equal(F.smooth_l1_loss(x, y), torch.ops.aten.smooth_l1_loss(x, y))
-        self.fast["smooth_l1_loss"] += self.here("smooth_l1_loss") != "off"
+        assert torch.equal(getattr(F, loss)(x, y), getattr(torch.ops.aten, loss)(x, y))
+        self.fast[loss] += self.here(loss) != "off"
 
-    @rule()
-    def call_early_bound_loss(self):
+    @rule(loss=losses)
+    def call_early_bound_loss(self, loss):
         x, y = torch.linspace(-3, 2, 5), torch.zeros(5)
-        expected = torch.ops.aten.smooth_l1_loss(x, y, 2)
-        assert torch.equal(STOCK[F, "smooth_l1_loss"](x, y, reduction="sum"), expected)
-        self.fast["smooth_l1_loss"] += self.here("smooth_l1_loss") != "off"
+        expected = getattr(torch.ops.aten, loss)(x, y, 2)
+        assert torch.equal(STOCK[F, loss](x, y, reduction="sum"), expected)
+        self.fast[loss] += self.here(loss) != "off"
 
-    @rule()
-    def call_loss_that_is_refused(self):
-        x = torch.ones(3, dtype=torch.float64)
-        state = self.here("smooth_l1_loss")
+    @rule(loss=losses)
+    def call_loss_that_is_refused(self, loss):
+        x, y = torch.ones(3), torch.zeros(3, dtype=torch.int64)
+        state = self.here(loss)
         if state == "strict":
             with pytest.raises(fastpatch.FallbackError):
-                F.smooth_l1_loss(x, x)
+                getattr(F, loss)(x, y)
         else:
-            assert F.smooth_l1_loss(x, x).item() == 0
-        self.refused["smooth_l1_loss"] += state == "on"
+            assert getattr(F, loss)(x, y).item() == 0.5
+        self.refused[loss] += state == "on"
 
     @rule(value=st.sampled_from([0.3, -1.7, 0.0]))
     def step(self, value):

@@ -47,6 +47,16 @@ Target::Target(const char* name) : name(name) {
   all_targets().push_back(this);
 }
 
+Target* find_target(PyObject* name) {
+  for (Target* target : all_targets()) {
+    if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, target->name) == 0) {
+      return target;
+    }
+  }
+  PyErr_Format(PyExc_ValueError, "unknown target %R", name);
+  return nullptr;
+}
+
 Switch Target::state() const {
   const Switch scoped = scope_switch(index);
   return scoped == Switch::inherit ? process.load(std::memory_order_relaxed) : scoped;
@@ -61,9 +71,9 @@ PyObject* Target::raise_fallback(Reason reason) const {
   return nullptr;
 }
 
-PyObject* make_entry(PyMethodDef* definition, PyObject* stock) {
+PyObject* make_entry(PyMethodDef* definition, PyObject* stock, Target* target) {
   Py_INCREF(stock);
-  PyObject* capsule = PyCapsule_New(new Entry{stock, false}, capsule_name, free_entry);
+  PyObject* capsule = PyCapsule_New(new Entry{stock, false, target}, capsule_name, free_entry);
   if (capsule == nullptr) {
     return nullptr;
   }

@@ -23,6 +23,7 @@ inline bool forbids_fallback(Switch state) {
 // What the compiled side knows of a target.
 struct Target {
   explicit Target(const char* name);
+  virtual ~Target() = default;
 
   // Here and now: the innermost scope of this context that says something, else the process-wide switch.
   Switch state() const;
@@ -44,10 +45,14 @@ struct Target {
 
 std::vector<Target*>& all_targets();
 
+// By its name; nullptr, with an error set, if there is none.
+Target* find_target(PyObject* name);
+
 // A patch point's own data, behind the builtin that is its __call__.
 struct Entry {
   PyObject* stock;  // what it replaced
   bool live;        // false once the patch point was taken out: pass everything through
+  Target* target;
 };
 
 // A function with keywords as a method table holds it.
@@ -56,7 +61,7 @@ inline PyCFunction as_function(PyCFunctionWithKeywords function) {
 }
 
 // A new builtin with an entry of its own, and the way back.
-PyObject* make_entry(PyMethodDef* definition, PyObject* stock);
+PyObject* make_entry(PyMethodDef* definition, PyObject* stock, Target* target);
 Entry* entry_of(PyObject* self);  // nullptr, with an error set, if self isn't an entry's capsule
 
 // The parameters of a Python function, in order; the first `max_positional` may come by position. Interned, so that

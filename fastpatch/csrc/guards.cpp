@@ -24,8 +24,8 @@ constexpr DispatchKeySet named_key() {
   }
 }
 
-// What a thread may include or exclude without a consequence for plain float32 tensors. Autocast toggles its keys, and
-// none of our operations casts a float32 operand.
+// What a thread may include or exclude without a consequence here. Autocast toggles its keys; what it does to operands
+// of reduced precision is asked by is_autocasting().
 constexpr DispatchKeySet harmless_keys = c10::autocast_dispatch_keyset | named_key<DispatchKey>();
 
 // The state of a fresh thread.
@@ -72,7 +72,7 @@ Reason explain_thread(DispatchKeySet included, DispatchKeySet excluded) {
 }
 
 // Equal strides wherever there is more than one element to step over.
-bool same_order(const at::Tensor& a, const at::Tensor& b) {
+bool same_strides(const at::Tensor& a, const at::Tensor& b) {
   for (int64_t dim = 0; dim < a.dim(); ++dim) {
     if (a.size(dim) != 1 && a.stride(dim) != b.stride(dim)) {
       return false;
@@ -81,11 +81,18 @@ bool same_order(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-// A storage that was shrunk behind a tensor's back (FSDP does it) must not be read. For dense tensors only.
+// A storage that was shrunk behind a tensor's back (FSDP does it) must not be read.
 bool fits_storage(const at::Tensor& tensor) {
   const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  const int64_t end = (tensor.storage_offset() + tensor.numel()) * static_cast<int64_t>(sizeof(float));
-  return tensor.numel() == 0 || end <= static_cast<int64_t>(storage.nbytes());
+  int64_t end = tensor.numel();
+  if (C10_UNLIKELY(!tensor.is_contiguous() && end != 0)) {
+    end = 1;
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      end += (tensor.size(dim) - 1) * tensor.stride(dim);
+    }
+  }
+  const int64_t item = static_cast<int64_t>(tensor.itemsize());
+  return end == 0 || (tensor.storage_offset() + end) * item <= static_cast<int64_t>(storage.nbytes());
 }
 
 }  // namespace
@@ -104,12 +111,13 @@ Reason check_thread() {
   return Reason::served;
 }
 
+bool is_autocasting() {
+  return !c10::impl::tls_local_dispatch_key_set().excluded_.has(DispatchKey::AutocastCPU);
+}
+
 Reason check_tensor(const at::Tensor& tensor) {
   if (C10_UNLIKELY(tensor.key_set() != plain_keys)) {
     return explain_keys(tensor);
-  }
-  if (C10_UNLIKELY(tensor.scalar_type() != at::kFloat)) {
-    return tensor.is_complex() ? Reason::complex : Reason::dtype;
   }
   if (C10_UNLIKELY(tensor._fw_grad(/*level=*/0).defined())) {
     return Reason::forward_ad;
@@ -117,13 +125,29 @@ Reason check_tensor(const at::Tensor& tensor) {
   return Reason::served;
 }
 
+Reason check_float32(const at::Tensor& tensor) {
+  const Reason reason = check_tensor(tensor);
+  if (C10_UNLIKELY(reason == Reason::served && tensor.scalar_type() != at::kFloat)) {
+    return tensor.is_complex() ? Reason::complex : Reason::dtype;
+  }
+  return reason;
+}
+
+bool in_same_order(const at::Tensor& a, const at::Tensor& b) {
+  return (a.is_contiguous() && b.is_contiguous()) || (a.is_non_overlapping_and_dense() && same_strides(a, b));
+}
+
+Reason check_storage(const at::Tensor& a, const at::Tensor& b) {
+  return fits_storage(a) && fits_storage(b) ? Reason::served : Reason::storage;
+}
+
 Reason check_memory(const at::Tensor& a, const at::Tensor& b, bool exact) {
   if (C10_UNLIKELY(!(a.is_contiguous() && b.is_contiguous()))) {
-    if (!a.is_non_overlapping_and_dense() || !(a.strides() == b.strides() || (!exact && same_order(a, b)))) {
+    if (!in_same_order(a, b) || (exact && a.strides() != b.strides())) {
       return Reason::strides;
     }
   }
-  return fits_storage(a) && fits_storage(b) ? Reason::served : Reason::storage;
+  return check_storage(a, b);
 }
 
 at::Tensor empty_elementwise(const at::Tensor& a, const at::Tensor& b) {

@@ -8,16 +8,25 @@
 
 namespace fastpatch {
 
-// Is this a strided, unwrapped, float32 CPU tensor? The dispatch keys answer for device,
-// layout, negation, subclasses, functorch and inference at once; only a refusal looks at them one by one.
+// Is this a strided, unwrapped CPU tensor without a forward-mode tangent? The dispatch keys answer for device, layout,
+// negation, subclasses, functorch and inference at once; only a refusal looks at them one by one.
 Reason check_tensor(const at::Tensor& tensor);
 
-// Do two tensors of one shape hold their elements in the same order, without gaps and within their storages? Then one
-// loop over memory visits them pairwise. The strides of dimensions of size 1 say nothing about that order, but PyTorch
-// derives those of a result from them: `exact` compares them too.
+// The same of float32.
+Reason check_float32(const at::Tensor& tensor);
+
+// Do two tensors of one shape hold their elements in the same order, without gaps? Then one loop over memory visits
+// them pairwise.
+bool in_same_order(const at::Tensor& a, const at::Tensor& b);
+
+// Are two tensors within their storages?
+Reason check_storage(const at::Tensor& a, const at::Tensor& b);
+
+// Both of the above. The strides of dimensions of size 1 say nothing about the order, but PyTorch derives those of a
+// result from them: `exact` compares them too.
 Reason check_memory(const at::Tensor& a, const at::Tensor& b, bool exact);
 
-// What TensorIterator gives an element-wise result of operands that passed check_memory(..., exact=true).
+// What TensorIterator gives an element-wise float32 result of operands that passed check_memory(..., exact=true).
 at::Tensor empty_elementwise(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace fastpatch

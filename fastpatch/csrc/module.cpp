@@ -1,21 +1,9 @@
 // fastpatch._native: what Python sees of the compiled side.
-#include <string>
-
 #include "entries/entries.h"
 #include "entry.h"
 
 namespace fastpatch {
 namespace {
-
-Target* find_target(const char* name) {
-  for (Target* target : all_targets()) {
-    if (std::string(name) == target->name) {
-      return target;
-    }
-  }
-  PyErr_Format(PyExc_ValueError, "unknown target '%s'", name);
-  return nullptr;
-}
 
 PyObject* setup(PyObject*, PyObject* args) {
   PyObject* variable = nullptr;
@@ -25,8 +13,7 @@ PyObject* setup(PyObject*, PyObject* args) {
     return nullptr;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(order); ++i) {
-    const char* name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(order, i));
-    Target* target = name == nullptr ? nullptr : find_target(name);
+    Target* target = find_target(PyTuple_GET_ITEM(order, i));
     if (target == nullptr) {
       return nullptr;
     }
@@ -38,9 +25,9 @@ PyObject* setup(PyObject*, PyObject* args) {
 }
 
 PyObject* set_switch(PyObject*, PyObject* args) {
-  const char* name = nullptr;
+  PyObject* name = nullptr;
   long state = 0;
-  if (!PyArg_ParseTuple(args, "sl", &name, &state)) {
+  if (!PyArg_ParseTuple(args, "Ol", &name, &state)) {
     return nullptr;
   }
   Target* target = find_target(name);
@@ -52,8 +39,7 @@ PyObject* set_switch(PyObject*, PyObject* args) {
 }
 
 PyObject* get_switch(PyObject*, PyObject* name) {
-  const char* text = PyUnicode_AsUTF8(name);
-  Target* target = text == nullptr ? nullptr : find_target(text);
+  Target* target = find_target(name);
   return target == nullptr ? nullptr : PyLong_FromLong(static_cast<long>(target->state()));
 }
 
@@ -73,8 +59,7 @@ PyObject* set_live(PyObject*, PyObject* args) {
 
 // (fast, {reason: count}) of a target.
 PyObject* counts(PyObject*, PyObject* name) {
-  const char* text = PyUnicode_AsUTF8(name);
-  const Target* target = text == nullptr ? nullptr : find_target(text);
+  const Target* target = find_target(name);
   PyObject* fallback = target == nullptr ? nullptr : PyDict_New();
   if (fallback == nullptr) {
     return nullptr;
@@ -147,8 +132,7 @@ PyModuleDef definition{
 
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__native() {
   PyObject* module = PyModule_Create(&fastpatch::definition);
-  for (PyMethodDef* methods :
-       {fastpatch::smooth_l1_loss_methods(), fastpatch::sgd_methods(), fastpatch::sgd_step_methods()}) {
+  for (PyMethodDef* methods : {fastpatch::loss_methods(), fastpatch::sgd_methods(), fastpatch::sgd_step_methods()}) {
     if (module != nullptr && PyModule_AddFunctions(module, methods) < 0) {
       Py_CLEAR(module);
     }

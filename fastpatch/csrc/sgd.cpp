@@ -128,12 +128,12 @@ at::Tensor first_buffer(const SgdItem& item, const SgdHyper& hyper) {
 }  // namespace
 
 Reason check_sgd_item(const SgdItem& item) {
-  Reason reason = check_tensor(item.param);
+  Reason reason = check_float32(item.param);
   if (reason == Reason::served) {
     if (item.grad.layout() == at::kSparse) {
       return Reason::sparse_grad;
     }
-    reason = check_tensor(item.grad);
+    reason = check_float32(item.grad);
   }
   if (reason != Reason::served) {
     return reason;
@@ -154,7 +154,7 @@ Reason check_sgd_item(const SgdItem& item) {
   if (!item.buffer.defined()) {
     return Reason::served;
   }
-  if (check_tensor(item.buffer) != Reason::served || item.buffer.sizes() != item.param.sizes()) {
+  if (check_float32(item.buffer) != Reason::served || item.buffer.sizes() != item.param.sizes()) {
     return Reason::momentum_buffer;
   }
   reason = check_memory(item.param, item.buffer, /*exact=*/false);

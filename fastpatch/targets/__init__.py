@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from . import sgd, smooth_l1_loss
+from . import huber_loss, sgd, smooth_l1_loss
 from ._target import Explanation, Target
 
-TARGETS: dict[str, Target] = {target.name: target for target in (smooth_l1_loss.TARGET, sgd.TARGET)}
+TARGETS: dict[str, Target] = {target.name: target for target in (smooth_l1_loss.TARGET, huber_loss.TARGET, sgd.TARGET)}
 
 __all__ = ["TARGETS", "Explanation", "Target"]

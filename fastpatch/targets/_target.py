@@ -12,13 +12,14 @@ import torch
 from .._patching import PatchPoint
 
 
-def native(name: str) -> Callable[[Any], Any]:
-    """A function of one argument of the native library, which is looked up when it is called: it is loaded late."""
+def native(name: str, *first: Any) -> Callable[[Any], Any]:
+    """A function of the native library, which is looked up when it is called, as it is loaded late: of one argument,
+    after those that are given here."""
 
     def call(argument: Any) -> Any:
         from .. import _native
 
-        return getattr(_native, name)(argument)
+        return getattr(_native, name)(*first, argument)
 
     return call
 
@@ -58,6 +59,9 @@ class Target(ABC):
     def prepare(self) -> None:
         """Hands the native library what it needs of torch; called once, after it was loaded."""
 
+    def switched(self, on: bool) -> None:  # noqa: B027
+        """Called when the target is wanted, and when nobody wants it any more."""
+
     @abstractmethod
     def prove(self) -> str | None:
         """Serves small calls and compares them bit for bit with stock; says what differs, None if nothing does.
@@ -84,7 +88,12 @@ class Target(ABC):
         return Explanation(self.name, reason == "served", None if reason == "served" else reason, detail)
 
 
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def bits_differ(stock: Any, ours: Any) -> bool:
-    """Do two float32 tensors differ in any bit, size or stride?"""
-    same_form = stock.shape == ours.shape and stock.stride() == ours.stride() and stock.dtype == ours.dtype
-    return not (same_form and torch.equal(stock.detach().view(torch.int32), ours.detach().view(torch.int32)))
+    """Do two floating-point tensors differ in any bit, size, stride or dtype?"""
+    if (stock.shape, stock.stride(), stock.dtype) != (ours.shape, ours.stride(), ours.dtype):
+        return True
+    integers = _INTEGERS[stock.element_size()]
+    return not torch.equal(stock.detach().view(integers), ours.detach().view(integers))

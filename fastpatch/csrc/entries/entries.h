@@ -5,7 +5,7 @@
 
 namespace fastpatch {
 
-PyMethodDef* smooth_l1_loss_methods();
+PyMethodDef* loss_methods();
 PyMethodDef* sgd_methods();
 PyMethodDef* sgd_step_methods();
 

@@ -10,4 +10,7 @@ namespace fastpatch {
 // A float, int or numpy.float64 that becomes a finite float32. NaN, infinities, bools and other types are refused.
 Reason check_number(PyObject* object, double* value);
 
+// A float, int or numpy.float64 of any value, NaN and infinities included.
+bool is_number(PyObject* object, double* value);
+
 }  // namespace fastpatch

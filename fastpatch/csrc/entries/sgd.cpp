@@ -269,7 +269,7 @@ PyObject* explain_function(PyObject*, PyObject* args, PyObject* keywords) {
 PyMethodDef inner_definition{"sgd", as_function(inner), METH_VARARGS | METH_KEYWORDS, nullptr};
 
 PyObject* inner_entry(PyObject*, PyObject* stock) {
-  return make_entry(&inner_definition, stock);
+  return make_entry(&inner_definition, stock, &sgd_target);
 }
 
 PyMethodDef methods[] = {

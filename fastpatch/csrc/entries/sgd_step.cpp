@@ -166,11 +166,11 @@ PyMethodDef hooked_definition{"step", as_function(hooked_step), METH_VARARGS | M
 PyMethodDef bare_definition{"step", as_function(bare_step), METH_VARARGS | METH_KEYWORDS, nullptr};
 
 PyObject* hooked_entry(PyObject*, PyObject* stock) {
-  return make_entry(&hooked_definition, stock);
+  return make_entry(&hooked_definition, stock, &sgd_target);
 }
 
 PyObject* bare_entry(PyObject*, PyObject* stock) {
-  return make_entry(&bare_definition, stock);
+  return make_entry(&bare_definition, stock, &sgd_target);
 }
 
 PyMethodDef methods[] = {

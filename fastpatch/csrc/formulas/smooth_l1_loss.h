@@ -3,72 +3,106 @@
 //
 // The order of operations is that of ATen's kernels (native/cpu/BinaryOpsKernel.cpp, PointwiseOpsKernel.cpp), in which
 // the vector body and the scalar tail differ: the gradient's tail compares with and divides by beta in double.
-// Edges: |d| == beta takes the linear branch; NaN stays NaN in both branches. Half of beta must be a normal float: then
-// it is exact, and whether stock's compiler contracted the linear branch can't show.
+// Edges: |d| == beta takes the linear branch; NaN stays NaN in both branches.
 #pragma once
 
 #include <cmath>
 
-#include <ATen/cpu/vec/vec.h>
+#include "lanes.h"
 
 namespace fastpatch::CPU_CAPABILITY {
 
-// How to divide by beta with the bits of a quotient: not at all by one; by a product where 1 / beta is exact (a power
-// of two). A quotient costs ten times a product, and one operation in ten less is 7 % for operands in the cache.
-enum class Division { none, product, quotient };
-
-inline Division division_by(float beta) {
-  int exponent = 0;
-  const bool exact = std::frexp(beta, &exponent) == 0.5f && std::isnormal(1.0f / beta);
-  return beta == 1.0f ? Division::none : exact ? Division::product : Division::quotient;
-}
-
-template <Division division>
-struct SmoothL1Loss {
-  using Vec = at::vec::Vectorized<float>;
-
-  float beta;
-
-  float value(float input, float target) const {
-    const float z = std::abs(input - target);
-    return z < beta ? 0.5f * z * z / beta : z - 0.5f * beta;
+// Division by beta with the bits of a quotient: not at all by one; by a product where 1 / beta is exact (a power of
+// two). A quotient costs ten times a product, and one operation in ten less is 7 % for operands in the cache.
+class DividedBy {
+ public:
+  explicit DividedBy(double beta) : reciprocal_(1 / beta) {
+    int exponent = 0;
+    const bool exact = std::frexp(beta, &exponent) == 0.5 && std::isnormal(static_cast<float>(reciprocal_));
+    how_ = beta == 1 ? How::not_at_all : exact ? How::by_product : How::by_quotient;
   }
 
-  Vec value(const Vec& input, const Vec& target) const {
-    const Vec z = (input - target).abs();
-    Vec square = Vec(0.5f) * z * z;
-    if constexpr (division == Division::product) {
-      square = square * Vec(1.0f / beta);
-    } else if constexpr (division == Division::quotient) {
-      square = square / Vec(beta);
-    }
-    return Vec::blendv(square, z - Vec(0.5f) * Vec(beta), z >= Vec(beta));
+  template <class V, class Number>
+  C10_ALWAYS_INLINE V operator()(const V& dividend, Number beta) const {
+    return how_ == How::not_at_all   ? dividend
+           : how_ == How::by_product ? dividend * V(static_cast<Number>(reciprocal_))
+                                     : dividend / V(beta);
   }
+
+ private:
+  enum class How { not_at_all, by_product, by_quotient };
+
+  double reciprocal_;
+  How how_;
 };
 
-struct SmoothL1LossGradient {
-  using Vec = at::vec::Vectorized<float>;
+struct SmoothL1Loss {
+  // float16 is rounded after each operation, bfloat16 at the end.
+  template <class T>
+  class Value {
+   public:
+    static constexpr Rounding rounding = std::is_same_v<T, c10::Half> ? Rounding::each : Rounding::last;
+    using V = LanesOf<T, rounding>;
 
-  float norm;  // 1 / numel for the mean, else 1
-  double beta;
+    explicit Value(double beta) : beta_(static_cast<Number>(beta)), divided_by_(static_cast<double>(beta_)) {}
 
-  float value(float input, float target, float grad_output) const {
-    const float d = input - target;
-    if (d <= -beta) {
-      return -norm * grad_output;
+    T operator()(T input, T target) const {
+      const Number half(0.5);
+      const Number z = std::abs(Number(input) - Number(target));
+      const Number square = half * z * z / beta_;
+      const Number line = z - half * beta_;
+      return z < beta_ ? square : line;  // both: a branch on data is mispredicted too often
     }
-    if (d >= beta) {
-      return norm * grad_output;
-    }
-    return static_cast<float>(norm * d * grad_output / beta);
-  }
 
-  Vec value(const Vec& input, const Vec& target, const Vec& grad_output) const {
-    const Vec d = input - target;
-    const Vec width(static_cast<float>(beta));
-    const Vec sign = Vec::blendv(Vec(-1.0f), Vec(1.0f), d > Vec(0.0f));
-    return Vec(norm) * Vec::blendv(d / width, sign, d.abs() >= width) * grad_output;
-  }
+    C10_ALWAYS_INLINE V operator()(const V& input, const V& target) const {
+      const typename Lanes<V>::Number beta(beta_);
+      const V half(0.5);
+      const V z = (input - target).abs();
+      return V::blendv(divided_by_(half * z * z, beta), z - half * V(beta), z >= V(beta));
+    }
+
+   private:
+    using Number = NumberOf<T, rounding>;
+
+    Number beta_;
+    DividedBy divided_by_;
+  };
+
+  // Reduced types are rounded at the end.
+  template <class T>
+  class Gradient {
+   public:
+    using V = LanesOf<T, Rounding::last>;
+
+    // norm: 1 / numel for the mean, else 1
+    Gradient(double norm, double beta)
+        : norm_(static_cast<Number>(norm)), beta_(beta), divided_by_(static_cast<Number>(beta)) {}
+
+    T operator()(T input, T target, T grad_output) const {
+      const Number d = Number(input) - Number(target);
+      if (d <= -beta_) {
+        return static_cast<T>(-norm_ * Number(grad_output));
+      }
+      if (d >= beta_) {
+        return static_cast<T>(norm_ * Number(grad_output));
+      }
+      return static_cast<T>(norm_ * d * Number(grad_output) / beta_);
+    }
+
+    C10_ALWAYS_INLINE V operator()(const V& input, const V& target, const V& grad_output) const {
+      const Number beta(beta_);
+      const V d = input - target;
+      const V sign = V::blendv(V(-1), V(1), d > V(0));
+      return V(norm_) * V::blendv(divided_by_(d, beta), sign, d.abs() >= V(beta)) * grad_output;
+    }
+
+   private:
+    using Number = NumberOf<T, Rounding::last>;
+
+    Number norm_;
+    double beta_;
+    DividedBy divided_by_;
+  };
 };
 
 }  // namespace fastpatch::CPU_CAPABILITY
