@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <mutex>
+#include <unordered_map>
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
@@ -38,16 +40,13 @@ class ResultAllocator final : public c10::Allocator {
     if (block == nullptr) {
       block = fresh(n);
     }
-    return {block->memory.get(), block, give_back, at::Device(at::DeviceType::CPU)};
+    // Its own context, as copy-on-write storage demands it of plain memory.
+    void* const data = block->memory.get();
+    return {data, data, give_back, at::Device(at::DeviceType::CPU)};
   }
 
   void copy_data(void* to, const void* from, size_t n) const override {
     default_copy_data(to, from, n);
-  }
-
-  // Nothing but the memory hangs on our contexts.
-  bool is_simple_data_ptr(const at::DataPtr& data) const override {
-    return data.get_deleter() == &give_back;
   }
 
   void keep(bool keep) {
@@ -68,13 +67,14 @@ class ResultAllocator final : public c10::Allocator {
   }
 
  private:
-  static void give_back(void* context);
+  static void give_back(void* data);
 
   Block* fresh(size_t n) {
     try {
       auto block = std::make_unique<Block>(Block{c10::GetCPUAllocator()->allocate(n), static_cast<int64_t>(n)});
       ask_for_huge_pages(block->memory.get(), n);
       const std::lock_guard<std::mutex> lock(mutex_);
+      in_use_.emplace(block->memory.get(), block.get());
       most_used_ = std::max(most_used_, used_bytes_);  // not before: what can't be had was never in use
       return block.release();
     } catch (...) {
@@ -97,12 +97,17 @@ class ResultAllocator final : public c10::Allocator {
     used_bytes_ += n;
     if (found == nullptr) {
       drop_until(std::max(most_used_ - used_bytes_, int64_t{0}));
+    } else {
+      in_use_.emplace(found->memory.get(), found);
     }
     return found;
   }
 
-  void put(Block* block) {
+  void put(void* data) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    const auto at = in_use_.find(data);
+    Block* const block = at->second;
+    in_use_.erase(at);
     used_bytes_ -= block->n;
     if (!keep_ || block->n < least_kept || block->n > most_kept) {
       delete block;
@@ -133,6 +138,7 @@ class ResultAllocator final : public c10::Allocator {
 
   std::mutex mutex_;
   bool keep_ = false;
+  std::unordered_map<void*, Block*> in_use_;
   std::array<Block*, 16> kept_{};
   size_t count_ = 0;
   int64_t kept_bytes_ = 0;
@@ -152,8 +158,8 @@ ResultAllocator& allocator() {
   return *only;
 }
 
-void ResultAllocator::give_back(void* context) {
-  allocator().put(static_cast<Block*>(context));
+void ResultAllocator::give_back(void* data) {
+  allocator().put(data);
 }
 
 constexpr c10::DispatchKeySet cpu_key(c10::DispatchKey::CPU);
