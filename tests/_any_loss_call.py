@@ -158,9 +158,8 @@ class Call:
             if self.way.endswith("partial"):
                 function, args, kwargs = functools.partial(function, **self.arguments), (), {}
             output = function(*operands, *args, **kwargs)
-        graph = [type(output.grad_fn).__name__]
-        if output.grad_fn is not None and self.autocast is None:  # else stock's casts are nodes of their own
-            graph += [type(node).__name__ for node, _ in output.grad_fn.next_functions]
+        edges = () if output.grad_fn is None else output.grad_fn.next_functions
+        graph = [type(node).__name__ for node in (output.grad_fn, *(node for node, _ in edges))]
         backward = outcome(lambda: self.gradients(output, operands))
         assert_same(memory_of(operands), before)
         return [output, output.is_inference(), graph, backward.value, backward.error, backward.warned]

@@ -121,12 +121,12 @@ def test_bits_at_every_number_of_threads(n: int, count: int, dtype: torch.dtype)
     """Each thread leaves a partial sum and a scalar tail; nine partials are more than a vector."""
 
     def call() -> Any:
-        results = []
-        for reduction in REDUCTIONS:
-            for delta, grad in ((1.0, "expanded"), (0.3, "random")):
-                operands = pair(n, dtype, delta=delta, needs="both", seed=n)
-                results.append(loss_and_gradients(operands, reduction, delta, grad))
-        return results
+        operands = pair(n, dtype, seed=n)
+        return [
+            loss_and_gradients(operands, reduction, delta, grad)
+            for reduction in REDUCTIONS
+            for delta, grad in ((1.0, "expanded"), (0.3, "random"))
+        ]
 
     with threads(count):
         as_stock(TARGET, call, fast=6, strict=True)
@@ -136,11 +136,8 @@ def test_bits_at_every_number_of_threads(n: int, count: int, dtype: torch.dtype)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_bits_of_large_layouts(layout: str, count: int) -> None:
     def call() -> Any:
-        return [
-            loss_and_gradients(pair(3 * GRAIN + 12, dtype, layout, needs="both"), reduction, 0.7)
-            for reduction in REDUCTIONS
-            for dtype in (torch.float32, torch.bfloat16)
-        ]
+        operands = [pair(3 * GRAIN + 12, dtype, layout, needs="both") for dtype in (torch.float32, torch.bfloat16)]
+        return [loss_and_gradients(pair, reduction, 0.7) for pair in operands for reduction in REDUCTIONS]
 
     with threads(count):
         as_stock(TARGET, call, fast=6, strict=True)

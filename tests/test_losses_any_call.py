@@ -43,12 +43,12 @@ def test_any_call_is_as_stocks(call: Call) -> None:
 
 
 def fixed_sample() -> list[tuple[Call, fastpatch.Explanation]]:
-    """Calls and what is said of them, from several seeds: later examples of one run are variations of earlier ones."""
+    """Calls and what explain() says of them. Of many seeds: after ten examples hypothesis goes on with variations."""
     drawn: list[tuple[Call, fastpatch.Explanation]] = []
-    for start in range(12):
+    for start in range(60):
 
         @seed(start)
-        @settings(deadline=None, max_examples=50, derandomize=False, database=None, phases=[Phase.generate])
+        @settings(deadline=None, max_examples=10, derandomize=False, database=None, phases=[Phase.generate])
         @given(calls())
         def judge(call: Call) -> None:
             drawn.append((call, call.explanation()))
@@ -65,9 +65,6 @@ def test_what_is_drawn_is_mostly_served_and_of_every_kind() -> None:
     def seen(what: Callable[[Call], Any]) -> set[Any]:
         return {what(call) for call in served}
 
-    import collections
-
-    print(len(served), collections.Counter(e.reason for _, e in sample))
     assert len(served) > 0.5 * len(sample)
     assert {explanation.reason for _, explanation in sample} == {
         None, "beta", "delta", "dtype", "strides", "shape_mismatch", "arguments", "legacy_arguments", "inference_mode",
@@ -81,8 +78,6 @@ def test_what_is_drawn_is_mostly_served_and_of_every_kind() -> None:
     assert seen(lambda call: call.grad_output) == set(GRAD_OUTPUTS)
     assert seen(lambda call: call.grad_mode) == set(GRAD_MODES) - {"inference"}
     assert seen(lambda call: len(call.input.shape)) == set(range(5))
-    import collections
-
     for kind in (
         lambda call: call.input.dtype != call.target.dtype,
         lambda call: call.input.shape != call.target.shape,
@@ -96,5 +91,4 @@ def test_what_is_drawn_is_mostly_served_and_of_every_kind() -> None:
         lambda call: call.is_one_tensor,
         lambda call: call.twice,
     ):
-        print(collections.Counter(bool(kind(c)) for c in served))
         assert {bool(kind(call)) for call in served} == {False, True}

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from _helpers import as_stock, outcome, served
-from _smooth_l1_loss_helpers import SIZES, TARGET, each_dtype, grads, loss, operands
+from _smooth_l1_loss_helpers import SIZES, TARGET, each_dtype, grad_of, grads, loss, operands
 from torch.autograd.graph import saved_tensors_hooks
 
 import fastpatch
@@ -54,6 +54,7 @@ UNPACK: dict[str, Callable[[torch.Tensor], Any]] = {
     "float32": lambda t: t.float(),
     "float64": lambda t: t.double(),
     "float16": lambda t: t.half(),
+    "bfloat16": lambda t: t.bfloat16(),
     "integers": lambda t: t.to(torch.int64),
     "strided": lambda t: torch.stack([t, t], 1)[:, 0],
     "expanded": lambda t: t[:1].expand(t.shape),
@@ -70,12 +71,13 @@ UNPACK: dict[str, Callable[[torch.Tensor], Any]] = {
 @SIZES
 @each_dtype
 @pytest.mark.parametrize("how", UNPACK)
-def test_hooks_on_saved_tensors_may_return_anything(n: int, dtype: torch.dtype, how: str) -> None:
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_hooks_on_saved_tensors_may_return_anything(n: int, dtype: torch.dtype, how: str, reduction: str) -> None:
     def call() -> Any:
         input, target = operands(n, dtype)
         with saved_tensors_hooks(lambda t: t.detach(), UNPACK[how]):
-            output = loss(input, target, "sum")
-        output.backward()
+            output = loss(input, target, reduction)
+        output.backward(grad_of(output))
         return input.grad
 
     as_stock(TARGET, call, fast=1, strict=True)
@@ -253,13 +255,13 @@ def test_hooks_of_one_saved_tensor() -> None:
 GRAD_OUTPUTS: dict[str, Callable[[], Any]] = {
     "scalar": lambda: torch.tensor(0.3),
     "one element": lambda: torch.tensor([0.3]),
-    "many elements": lambda: torch.linspace(0, 1, 5),
+    "many elements": lambda: torch.linspace(0, 1, 40),
     "wrong size": lambda: torch.ones(3),
     "float64": lambda: torch.tensor(0.3, dtype=torch.float64),
     "bfloat16": lambda: torch.tensor(0.3, dtype=torch.bfloat16),
-    "sparse": lambda: torch.ones(5).to_sparse(),
-    "subclass": lambda: torch.ones(5).as_subclass(Sub),
-    "lazily negated": lambda: torch.ones(5, dtype=torch.complex64).conj().imag,
+    "sparse": lambda: torch.ones(40).to_sparse(),
+    "subclass": lambda: torch.ones(40).as_subclass(Sub),
+    "lazily negated": lambda: torch.ones(40, dtype=torch.complex64).conj().imag,
     "none": lambda: None,
     "number": lambda: 1.0,
 }
@@ -267,11 +269,14 @@ GRAD_OUTPUTS: dict[str, Callable[[], Any]] = {
 
 @each_dtype
 @pytest.mark.parametrize("kind", GRAD_OUTPUTS)
-def test_node_called_by_hand(dtype: torch.dtype, kind: str) -> None:
+@pytest.mark.parametrize("recorded", [True, False])
+def test_node_called_by_hand(dtype: torch.dtype, kind: str, recorded: bool) -> None:
     """Nobody checks the shape and dtype of what a caller of `grad_fn(...)` hands in."""
 
     def call() -> Any:
-        result = loss(*operands(5, dtype)).grad_fn(GRAD_OUTPUTS[kind]())
+        node = loss(*operands(40, dtype)).grad_fn
+        with torch.set_grad_enabled(recorded):
+            result = node(GRAD_OUTPUTS[kind]())
         return [grad if grad is None else grad.as_subclass(torch.Tensor) for grad in result]
 
     as_stock(TARGET, call, fast=1, strict=True)

@@ -24,10 +24,20 @@ bool is_one_value(const at::Tensor& tensor) {
   return true;
 }
 
-// The dtype that stock computes in is that of the loss, and so of its gradient.
-bool is_readable_as(at::ScalarType dtype, const at::Tensor& tensor) {
-  const auto type = tensor.scalar_type();
-  return type == dtype || (dtype == at::kFloat && (type == at::kBFloat16 || type == at::kHalf));
+// Does stock compute in the dtype of the loss, which is that of its gradient? It does for operands of that dtype, and
+// for mixtures that it promotes to float32. A hook on a saved tensor may return other dtypes than were saved: stock
+// then promotes by the operands alone, or raises.
+bool computes_in(at::ScalarType dtype, const LossGradientCall& call) {
+  const auto input = call.input->scalar_type();
+  const auto target = call.target->scalar_type();
+  if (input == target) {
+    return input == dtype;
+  }
+  const auto promotes = [](at::ScalarType type) {
+    return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+  };
+  return loss_of(call.name).output == LossOutput::iterator && dtype == at::kFloat && promotes(input) &&
+         promotes(target);
 }
 
 // May our kernel compute this gradient? Only contiguous operands: stock's gradient is always contiguous, and over
@@ -43,9 +53,8 @@ bool is_served(const LossGradientCall& call) {
   }
   return check_thread() == Reason::served && input.numel() > 0 && input.is_contiguous() && target.is_contiguous() &&
          input.sizes() == target.sizes() && check_storage(input, target) == Reason::served &&
-         is_readable_as(grad.scalar_type(), input) && is_readable_as(grad.scalar_type(), target) &&
-         (grad.dim() == 0 || grad.sizes() == input.sizes()) && (is_one_value(grad) || grad.is_contiguous()) &&
-         check_storage(grad, grad) == Reason::served;
+         computes_in(grad.scalar_type(), call) && (grad.dim() == 0 || grad.sizes() == input.sizes()) &&
+         (is_one_value(grad) || grad.is_contiguous()) && check_storage(grad, grad) == Reason::served;
 }
 
 // Operands and results of other types than T go through here, a block at a time.
