@@ -17,7 +17,7 @@ from _any_loss_call import (
     WAYS,
     Call,
     calls,
-)  # fmt: skip
+)
 from _helpers import as_stock, threads
 from hypothesis import Phase, event, given, seed, settings
 
