@@ -243,7 +243,7 @@ def _build(sources: Path, entry: Entry, compiler: _compile.Compiler, unusable: L
         folder = Path(tempfile.mkdtemp(prefix="build-", dir=entry.folder))
         try:
             progress.say(
-                f"compiling the native library for torch {torch.__version__} (once; about 40-60 s on two"
+                f"compiling the native library for torch {torch.__version__} (once; about 60-90 s on two"
                 f" cores) into {entry.folder}"
             )
             start = time.monotonic()

@@ -259,6 +259,37 @@ def test_what_is_compiled_and_in_which_order(sources: Path) -> None:
     assert outputs == ["module.o:", "a/one.o:", *widths, "native.so:"]
 
 
+def test_a_header_is_precompiled_for_all_but_the_kernels(sources: Path) -> None:
+    (sources / "precompiled.h").write_text("#include <vector>\n")
+    compiler = _compile.find_compiler()
+    assert isinstance(compiler, _compile.Compiler)
+    lines = _compile.ninja_file(sources, compiler).splitlines()
+    edges = {line.split()[1]: (line, after) for line, after in zip(lines, lines[1:], strict=False) if "build" in line}
+    assert "precompiled.h.gch:" in edges
+    line, flags = edges["module.o:"]
+    assert line.endswith(" | precompiled.h.gch")
+    assert flags == "  flags = -include precompiled.h"
+    line, flags = edges["cpu/width.AVX2.o:"]
+    assert "precompiled.h" not in line + flags
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_what_the_precompiled_header_declares(sources: Path, usable: bool, tmp_path: Path) -> None:
+    """A compiler that can't use what was read before reads the header itself."""
+    (sources / "precompiled.h").write_text("#include <vector>\n")
+    (sources / "module.cpp").write_text("int size() { return static_cast<int>(std::vector<int>().size()); }\n")
+    compiler = _compile.find_compiler()
+    assert isinstance(compiler, _compile.Compiler)
+    folder = tmp_path / "build"
+    folder.mkdir()
+    (folder / "build.ninja").write_text(_compile.ninja_file(sources, compiler))
+    ninja = [_compile.find_ninja(), "-C", str(folder)]
+    subprocess.run([*ninja, "precompiled.h.gch"], check=True)
+    if not usable:
+        (folder / "precompiled.h.gch").write_bytes(b"of another compiler")
+    subprocess.run([*ninja, "module.o"], check=True)
+
+
 @pytest.mark.parametrize(
     "change",
     [

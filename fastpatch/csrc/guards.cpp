@@ -125,12 +125,20 @@ Reason check_tensor(const at::Tensor& tensor) {
   return Reason::served;
 }
 
-Reason check_float32(const at::Tensor& tensor) {
+Reason check_floating(const at::Tensor& tensor) {
   const Reason reason = check_tensor(tensor);
-  if (C10_UNLIKELY(reason == Reason::served && tensor.scalar_type() != at::kFloat)) {
-    return tensor.is_complex() ? Reason::complex : Reason::dtype;
+  if (reason != Reason::served) {
+    return reason;
   }
-  return reason;
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf:
+      return Reason::served;
+    default:
+      return tensor.is_complex() ? Reason::complex : Reason::dtype;
+  }
 }
 
 bool in_same_order(const at::Tensor& a, const at::Tensor& b) {
@@ -152,12 +160,12 @@ Reason check_memory(const at::Tensor& a, const at::Tensor& b, bool exact) {
 
 at::Tensor empty_elementwise(const at::Tensor& a, const at::Tensor& b) {
   if (C10_LIKELY(a.is_contiguous() && b.is_contiguous())) {
-    return at::Tensor(at::detail::empty_cpu(a.sizes(), at::kFloat));
+    return at::Tensor(at::detail::empty_cpu(a.sizes(), a.scalar_type()));
   }
   if (a.is_contiguous(at::MemoryFormat::ChannelsLast) && b.is_contiguous(at::MemoryFormat::ChannelsLast)) {
-    return at::Tensor(at::detail::empty_cpu(a.sizes(), at::kFloat, false, at::MemoryFormat::ChannelsLast));
+    return at::Tensor(at::detail::empty_cpu(a.sizes(), a.scalar_type(), false, at::MemoryFormat::ChannelsLast));
   }
-  return at::Tensor(at::detail::empty_strided_cpu(a.sizes(), a.strides(), at::kFloat));
+  return at::Tensor(at::detail::empty_strided_cpu(a.sizes(), a.strides(), a.scalar_type()));
 }
 
 }  // namespace fastpatch

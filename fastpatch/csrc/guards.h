@@ -12,8 +12,8 @@ namespace fastpatch {
 // negation, subclasses, functorch and inference at once; only a refusal looks at them one by one.
 Reason check_tensor(const at::Tensor& tensor);
 
-// The same of float32.
-Reason check_float32(const at::Tensor& tensor);
+// The same, and that its dtype is one we compute in: float32, float64, bfloat16, float16.
+Reason check_floating(const at::Tensor& tensor);
 
 // Do two tensors of one shape hold their elements in the same order, without gaps? Then one loop over memory visits
 // them pairwise.
@@ -26,7 +26,7 @@ Reason check_storage(const at::Tensor& a, const at::Tensor& b);
 // result from them: `exact` compares them too.
 Reason check_memory(const at::Tensor& a, const at::Tensor& b, bool exact);
 
-// What TensorIterator gives an element-wise float32 result of operands that passed check_memory(..., exact=true).
+// What TensorIterator gives an element-wise result of operands of one dtype that passed check_memory(..., exact=true).
 at::Tensor empty_elementwise(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace fastpatch

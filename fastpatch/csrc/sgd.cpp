@@ -1,6 +1,7 @@
 #include "sgd.h"
 
 #include <algorithm>
+#include <bitset>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
@@ -19,6 +20,9 @@ SgdKernel kernel() {
   return chosen;
 }
 
+// From so many elements on, some 0.1 ms, other Python threads run during an update.
+constexpr int64_t releasing = 8 * grain;
+
 struct Range {
   const char* begin;
   const char* end;
@@ -26,36 +30,26 @@ struct Range {
 
 Range memory_of(const at::Tensor& tensor) {
   const char* begin = static_cast<const char*>(tensor.const_data_ptr());
-  return {begin, begin + tensor.numel() * static_cast<int64_t>(sizeof(float))};
+  return {begin, begin + tensor.nbytes()};
 }
 
 bool overlap(const Range& a, const Range& b) {
   return a.begin < b.end && b.begin < a.end;
 }
 
-// Stock's loop takes the parameters one after the other. In parallel that is only the same if no parameter writes
-// what another one reads or writes.
-bool independent(const std::vector<SgdSlice>& slices) {
-  struct Touched : Range {
-    bool written;
-  };
-  std::vector<Touched> ranges;
-  ranges.reserve(slices.size() * 3);
-  for (const SgdSlice& slice : slices) {
-    const auto add = [&](const float* data, bool written) {
-      if (data != nullptr && slice.n > 0) {
-        ranges.push_back(
-            {{reinterpret_cast<const char*>(data), reinterpret_cast<const char*>(data + slice.n)}, written});
-      }
-    };
-    add(slice.param, true);
-    add(slice.grad, false);
-    add(slice.buffer, true);
-  }
+struct Touched : Range {
+  bool written;
+};
+
+// Does no parameter write what another one reads or writes? Then it doesn't matter in which order they are updated.
+bool independent(std::vector<Touched>& ranges) {
   std::sort(ranges.begin(), ranges.end(), [](const Touched& a, const Touched& b) { return a.begin < b.begin; });
   const char* last_end = nullptr;  // of all ranges so far
   const char* last_written_end = nullptr;
   for (const Touched& range : ranges) {
+    if (range.begin == range.end) {
+      continue;
+    }
     if (range.begin < last_written_end || (range.written && range.begin < last_end)) {
       return false;
     }
@@ -67,21 +61,64 @@ bool independent(const std::vector<SgdSlice>& slices) {
   return true;
 }
 
-// Elements [begin, end) of all slices laid end to end.
+bool independent(const std::vector<SgdSlice>& slices, bool grad_is_written) {
+  std::vector<Touched> ranges;
+  ranges.reserve(slices.size() * 3);
+  for (const SgdSlice& slice : slices) {
+    const auto bytes = slice.n * static_cast<int64_t>(c10::elementSize(slice.dtype));
+    ranges.push_back({{slice.param, slice.param + bytes}, true});
+    ranges.push_back({{slice.grad, slice.grad + bytes}, grad_is_written});
+    if (slice.buffer != nullptr) {
+      ranges.push_back({{slice.buffer, slice.buffer + bytes}, true});
+    }
+  }
+  return independent(ranges);
+}
+
+SgdSlice part_of(const SgdSlice& slice, int64_t from, int64_t to) {
+  const int64_t skip = from * static_cast<int64_t>(c10::elementSize(slice.dtype));
+  SgdSlice part = slice;
+  part.param += skip;
+  part.grad += skip;
+  part.buffer += slice.buffer == nullptr ? 0 : skip;
+  part.n = to - from;
+  return part;
+}
+
+// Elements [begin, end) of all slices laid end to end; of each slice the bounds are moved down to whole units.
 void run_share(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t begin, int64_t end) {
   int64_t offset = 0;
   for (const SgdSlice& slice : slices) {
-    const int64_t from = std::max<int64_t>(begin - offset, 0);
-    const int64_t to = std::min(end - offset, slice.n);
+    const auto place = [&](int64_t bound) {
+      const int64_t i = std::clamp<int64_t>(bound - offset, 0, slice.n);
+      return i == slice.n ? i : i - i % sgd_unit;
+    };
+    const int64_t from = place(begin);
+    const int64_t to = place(end);
     if (from < to) {
-      float* const buffer = slice.buffer == nullptr ? nullptr : slice.buffer + from;
-      kernel()(hyper, {slice.param + from, slice.grad + from, buffer, to - from, slice.first});
+      kernel()(hyper, part_of(slice, from, to));
     }
     offset += slice.n;
     if (offset >= end) {
       return;
     }
   }
+}
+
+// Where stock divides a parameter among its threads, a reduced type has single numbers at the end of each share.
+std::vector<SgdSlice> as_stock_divides(const std::vector<SgdSlice>& slices) {
+  std::vector<SgdSlice> shares;
+  shares.reserve(slices.size());
+  for (const SgdSlice& slice : slices) {
+    const bool reduced = slice.dtype == at::kBFloat16 || slice.dtype == at::kHalf;
+    const int64_t threads =
+        reduced && slice.n > grain ? std::min<int64_t>(at::get_num_threads(), at::divup(slice.n, grain)) : 1;
+    const int64_t share = at::divup(slice.n, threads);
+    for (int64_t begin = 0; begin < slice.n; begin += share) {
+      shares.push_back(part_of(slice, begin, std::min(slice.n, begin + share)));
+    }
+  }
+  return shares;
 }
 
 // Only where stock itself would enter a parallel region, that is for one parameter at least: in a forked child such a
@@ -106,13 +143,14 @@ void run(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t tot
     for (const SgdSlice& slice : slices) {
       kernel()(hyper, slice);
     }
-  } else if (!may_flush_denormals() && independent(slices)) {
-    at::parallel_for(0, total, grain, [&](int64_t begin, int64_t end) { run_share(slices, hyper, begin, end); });
+  } else if (!may_flush_denormals() && independent(slices, writes_grad(hyper))) {
+    const std::vector<SgdSlice> shares = as_stock_divides(slices);
+    at::parallel_for(0, total, grain, [&](int64_t begin, int64_t end) { run_share(shares, hyper, begin, end); });
   } else {
     // Parameter by parameter, each element by the thread that stock gives it to.
     for (const SgdSlice& slice : slices) {
-      const std::vector<SgdSlice> one{slice};
-      at::parallel_for(0, slice.n, grain, [&](int64_t begin, int64_t end) { run_share(one, hyper, begin, end); });
+      at::parallel_for(
+          0, slice.n, grain, [&](int64_t begin, int64_t end) { kernel()(hyper, part_of(slice, begin, end)); });
     }
   }
 }
@@ -120,78 +158,133 @@ void run(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t tot
 // Stock's first buffer is a clone of the gradient as it stands after maximize and weight decay.
 at::Tensor first_buffer(const SgdItem& item, const SgdHyper& hyper) {
   if (hyper.decay || hyper.maximize) {
-    return empty_elementwise(item.grad, hyper.decay ? item.param : item.grad);
+    return empty_elementwise(*item.grad, hyper.decay ? *item.param : *item.grad);
   }
-  return at::Tensor(at::detail::empty_strided_cpu(item.grad.sizes(), item.grad.strides(), at::kFloat));
+  return at::Tensor(at::detail::empty_strided_cpu(item.grad->sizes(), item.grad->strides(), item.grad->scalar_type()));
+}
+
+// The dtypes of which a buffer is still to be made.
+using Dtypes = std::bitset<static_cast<size_t>(at::ScalarType::NumOptions)>;
+
+Dtypes dtypes_at_first_step(const std::vector<SgdItem>& items, size_t begin, size_t end) {
+  Dtypes dtypes;
+  for (size_t i = begin; i < end; ++i) {
+    const auto dtype = static_cast<size_t>(items[i].param->scalar_type());
+    dtypes[dtype] = dtypes[dtype] || items[i].first;
+  }
+  return dtypes;
 }
 
 }  // namespace
 
+bool lets_others_run(const std::vector<SgdItem>& items) {
+  int64_t total = 0;
+  for (const SgdItem& item : items) {
+    total += item.param->numel();
+    if (item.first || total >= releasing) {
+      return true;
+    }
+  }
+  return is_observed();
+}
+
 Reason check_sgd_item(const SgdItem& item) {
-  Reason reason = check_float32(item.param);
+  Reason reason = check_floating(*item.param);
   if (reason == Reason::served) {
-    if (item.grad.layout() == at::kSparse) {
+    if (item.grad->layout() == at::kSparse) {
       return Reason::sparse_grad;
     }
-    reason = check_float32(item.grad);
+    reason = check_floating(*item.grad);
   }
   if (reason != Reason::served) {
     return reason;
   }
-  if (item.param.sizes() != item.grad.sizes()) {
+  if (item.param->scalar_type() != item.grad->scalar_type()) {
+    return Reason::dtype;
+  }
+  if (item.param->sizes() != item.grad->sizes()) {
     return Reason::shape_mismatch;
   }
   // A first buffer's strides derive from the gradient's.
-  reason = check_memory(item.param, item.grad, /*exact=*/!item.buffer.defined());
+  reason = check_memory(*item.param, *item.grad, /*exact=*/item.first);
   if (reason != Reason::served) {
     return reason;
   }
-  const Range param = memory_of(item.param);
-  const Range grad = memory_of(item.grad);
+  const Range param = memory_of(*item.param);
+  const Range grad = memory_of(*item.grad);
   if (overlap(param, grad)) {
     return Reason::overlap;
   }
-  if (!item.buffer.defined()) {
+  if (!item.buffer->defined()) {
     return Reason::served;
   }
-  if (check_float32(item.buffer) != Reason::served || item.buffer.sizes() != item.param.sizes()) {
+  if (check_floating(*item.buffer) != Reason::served || item.buffer->scalar_type() != item.param->scalar_type() ||
+      item.buffer->sizes() != item.param->sizes()) {
     return Reason::momentum_buffer;
   }
-  reason = check_memory(item.param, item.buffer, /*exact=*/false);
+  reason = check_memory(*item.param, *item.buffer, /*exact=*/false);
   if (reason != Reason::served) {
     return reason;
   }
-  const Range buffer = memory_of(item.buffer);
+  const Range buffer = memory_of(*item.buffer);
   return overlap(buffer, param) || overlap(buffer, grad) ? Reason::overlap : Reason::served;
+}
+
+Reason check_sgd_order(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
+  if (!hyper.foreach) {
+    return Reason::served;
+  }
+  std::vector<Touched> ranges;
+  ranges.reserve((end - begin) * 3);
+  for (size_t i = begin; i < end; ++i) {
+    ranges.push_back({memory_of(*items[i].param), true});
+    ranges.push_back({memory_of(*items[i].grad), writes_grad(hyper)});
+    if (items[i].buffer->defined()) {
+      ranges.push_back({memory_of(*items[i].buffer), true});
+    }
+  }
+  return independent(ranges) ? Reason::served : Reason::foreach;
 }
 
 void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
   const ObservedRange range("fastpatch::sgd");
   std::vector<SgdSlice> slices;
   slices.reserve(end - begin);
+  // Stock's foreach=True multiplies all buffers of a dtype at once, unless one of them is still to be made.
+  const Dtypes apart = hyper.foreach ? dtypes_at_first_step(items, begin, end) : Dtypes();
   // All memory is had before the first write: running out of it leaves nothing half done.
   for (size_t i = begin; i < end; ++i) {
     SgdItem& item = items[i];
-    const bool first = hyper.has_momentum && !item.buffer.defined();
-    if (first) {
-      item.buffer = first_buffer(item, hyper);
+    if (item.first && !item.buffer->defined()) {
+      item.buffer = SgdItem::Tensor::owned(first_buffer(item, hyper));
     }
-    float* const buffer = hyper.has_momentum ? item.buffer.mutable_data_ptr<float>() : nullptr;
+    // Read only, unless writes_grad(hyper).
+    void* const grad =
+        writes_grad(hyper) ? item.grad->mutable_data_ptr() : const_cast<void*>(item.grad->const_data_ptr());
     slices.push_back(
-        {item.param.mutable_data_ptr<float>(), item.grad.const_data_ptr<float>(), buffer, item.param.numel(), first});
+        {static_cast<char*>(item.param->mutable_data_ptr()),
+         static_cast<char*>(grad),
+         hyper.has_momentum ? static_cast<char*>(item.buffer->mutable_data_ptr()) : nullptr,
+         item.param->numel(),
+         item.param->scalar_type(),
+         item.first,
+         hyper.foreach && !apart[static_cast<size_t>(item.param->scalar_type())]});
   }
   int64_t total = 0;
   for (size_t i = begin; i < end; ++i) {
     const SgdItem& item = items[i];
-    total += item.param.numel();
+    total += item.param->numel();
     // As often as stock's in-place operations do: buf.mul_().add_(), param.add_().
-    item.param.unsafeGetTensorImpl()->bump_version();
-    if (hyper.has_momentum && !slices[i - begin].first) {
-      item.buffer.unsafeGetTensorImpl()->bump_version();
-      item.buffer.unsafeGetTensorImpl()->bump_version();
+    item.param->unsafeGetTensorImpl()->bump_version();
+    if (hyper.has_momentum && !item.first) {
+      item.buffer->unsafeGetTensorImpl()->bump_version();
+      item.buffer->unsafeGetTensorImpl()->bump_version();
+    }
+    if (writes_grad(hyper)) {
+      item.grad->unsafeGetTensorImpl()->bump_version();
     }
   }
-  const ReleaseGil release(total >= grain);  // the items hold the tensors
+  const ReleaseGil release(total >= releasing);  // the items own their tensors
   run(slices, hyper, total);
 }
 

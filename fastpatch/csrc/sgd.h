@@ -1,6 +1,8 @@
 // One SGD update over the tensors of a parameter group: guard and kernel.
 #pragma once
 
+#include <c10/util/MaybeOwned.h>
+
 #include "cpu/sgd.h"
 #include "guards.h"
 
@@ -8,17 +10,34 @@
 
 namespace fastpatch {
 
-// A parameter of a group with all that its update touches.
+// A parameter of a group with all that its update touches. The tensors are borrowed, as counting references to what
+// Python holds costs more than the update of a small one, until own() is called: before other code can run.
 struct SgdItem {
-  at::Tensor param;
-  at::Tensor grad;
-  at::Tensor buffer;  // undefined: no momentum, or its first step (sgd_step() then makes it)
+  using Tensor = c10::MaybeOwned<at::Tensor>;
+
+  Tensor param;
+  Tensor grad;
+  Tensor buffer;       // undefined: no momentum, or its first step and sgd_step() is to make it
+  bool first = false;  // its first step with momentum: the buffer is written, not read
+
+  void own() {
+    for (Tensor* tensor : {&param, &grad, &buffer}) {
+      *tensor = Tensor::owned(at::Tensor(**tensor));
+    }
+  }
 };
+
+// May other code run while items are updated, as it is long or observed, or buffers are made? Then own() them.
+bool lets_others_run(const std::vector<SgdItem>& items);
 
 // Judges the tensors; the caller has judged their Python objects and the thread.
 Reason check_sgd_item(const SgdItem& item);
 
-// Updates items[begin, end) in place, as stock's loop over them would. All must have passed the check.
+// May items[begin, end), which passed their check, be updated one by one, although the request is to take all through
+// one operation after the other?
+Reason check_sgd_order(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper);
+
+// Updates items[begin, end) in place, as stock's loop over them would. All must have passed the checks.
 // May release the GIL, which the caller must hold.
 void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper);
 

@@ -167,7 +167,7 @@ typename Order::Sum cascade_row_sum(int64_t n, const Values& values) {
   return Sum(0) + total;  // stock adds to an output that it filled with zero
 }
 
-// Elements in memory, for the sum of the partial sums that threads leave behind.
+// Elements in memory.
 template <class T>
 struct InMemory {
   const T* data;

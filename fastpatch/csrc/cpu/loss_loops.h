@@ -6,94 +6,27 @@
 
 namespace fastpatch::CPU_CAPABILITY {
 
-// Operands in memory.
-template <class T>
-struct Direct {
+// The losses of operands in memory, computed where they are asked for.
+template <class T, class Formula>
+struct Losses {
   const T* input;
   const T* target;
-
-  explicit Direct(const LossOperands<T>& operands, int64_t begin, int64_t /*end*/)
-      : input(operands.input + begin), target(operands.target + begin) {}
-
-  std::pair<const T*, const T*> at(int64_t i, int64_t /*count*/) const {
-    return {input + i, target + i};
-  }
-};
-
-constexpr int64_t staged_block = 2048;
-
-// Operands that are copied to where they are close by, a block at a time.
-template <class T>
-class Staged {
- public:
-  explicit Staged(const LossOperands<T>& operands, int64_t begin, int64_t end)
-      : operands_(operands), begin_(begin), n_(end - begin) {}
-
-  // Elements [i, i + count), at most half a block; i must not decrease from call to call.
-  std::pair<const T*, const T*> at(int64_t i, int64_t count) const {
-    if (i + count > first_ + filled_) {
-      first_ = i;
-      filled_ = std::min(staged_block, n_ - i);
-      operands_.read(operands_.source, begin_ + i, filled_, input_, target_);
-    }
-    return {input_ + (i - first_), target_ + (i - first_)};
-  }
-
- private:
-  const LossOperands<T>& operands_;
-  int64_t begin_;
-  int64_t n_;
-  mutable int64_t first_ = 0;
-  mutable int64_t filled_ = 0;
-  mutable T input_[staged_block];
-  mutable T target_[staged_block];
-};
-
-template <class T, class Source, class Formula>
-struct Losses {
-  const Source& source;
   const Formula& formula;
 
   T number(int64_t i) const {
-    const auto [input, target] = source.at(i, 1);
-    return formula(*input, *target);
+    return formula(input[i], target[i]);
   }
   template <int count>
   C10_ALWAYS_INLINE auto vectors(int64_t i) const {
     using V = typename Formula::V;
     constexpr int64_t width = Vec<T>::size();
-    const auto [input, target] = source.at(i, count * width);
     std::array<V, count> lanes;
     for (int k = 0; k < count; ++k) {
-      lanes[k] = formula(Lanes<V>::load(input + k * width), Lanes<V>::load(target + k * width));
+      lanes[k] = formula(Lanes<V>::load(input + i + k * width), Lanes<V>::load(target + i + k * width));
     }
     return lanes;
   }
 };
-
-// use(losses, n) of elements [begin, end)
-template <class Loss, class T, class Use>
-auto with_losses(const LossOperands<T>& operands, int64_t begin, int64_t end, double threshold, const Use& use) {
-  using Formula = typename Loss::template Value<T>;
-  const Formula formula(threshold);
-  if (operands.read == nullptr) {
-    const Direct<T> source(operands, begin, end);
-    return use(Losses<T, Direct<T>, Formula>{source, formula}, end - begin);
-  }
-  const Staged<T> source(operands, begin, end);
-  return use(Losses<T, Staged<T>, Formula>{source, formula}, end - begin);
-}
-
-template <class Loss, class T, class Order>
-typename Order::Sum loss_sum(const LossOperands<T>& operands, int64_t begin, int64_t end, double threshold) {
-  return with_losses<Loss>(
-      operands, begin, end, threshold, [](const auto& losses, int64_t n) { return cascade_row_sum<Order>(n, losses); });
-}
-
-template <class T>
-typename Whole<T>::Sum row_sum(const T* values, int64_t n) {
-  return cascade_row_sum<Whole<T>>(n, InMemory<T>{values});
-}
 
 template <class T, class Formula>
 void values_of(T* output, const T* input, const T* target, int64_t n, const Formula& formula) {
@@ -106,6 +39,79 @@ void values_of(T* output, const T* input, const T* target, int64_t n, const Form
   for (; i < n; ++i) {
     output[i] = formula(input[i], target[i]);
   }
+}
+
+constexpr int64_t staged_block = 2048;
+
+// Losses of operands that are elsewhere: those of a block at a time, in memory close by. It knows no formula, so that
+// the sum over it, which takes long to compile, is the same for all losses.
+template <class T>
+class StagedLosses {
+ public:
+  // output[i] = loss(input[i], target[i])
+  using Values = void (*)(T* output, const T* input, const T* target, int64_t n, double threshold);
+
+  StagedLosses(const LossOperands<T>& operands, int64_t begin, int64_t end, double threshold, Values values)
+      : operands_(operands), begin_(begin), n_(end - begin), threshold_(threshold), values_(values) {}
+
+  T number(int64_t i) const {
+    return at(i, 1).number(0);
+  }
+  template <int count>
+  auto vectors(int64_t i) const {
+    return at(i, count * Vec<T>::size()).template vectors<count>(0);
+  }
+
+ private:
+  // Elements [i, i + count), at most half a block; i must not decrease from call to call.
+  InMemory<T> at(int64_t i, int64_t count) const {
+    if (i + count > first_ + filled_) {
+      fill(i);
+    }
+    return {losses_ + (i - first_)};
+  }
+
+  void fill(int64_t i) const {
+    T input[staged_block];
+    T target[staged_block];
+    first_ = i;
+    filled_ = std::min(staged_block, n_ - i);
+    operands_.read(operands_.source, begin_ + i, filled_, input, target);
+    values_(losses_, input, target, filled_, threshold_);
+  }
+
+  const LossOperands<T>& operands_;
+  int64_t begin_;
+  int64_t n_;
+  double threshold_;
+  Values values_;
+  mutable int64_t first_ = 0;
+  mutable int64_t filled_ = 0;
+  mutable T losses_[staged_block];
+};
+
+template <class T, class Order>
+typename Order::Sum staged_sum(const StagedLosses<T>& losses, int64_t n) {
+  return cascade_row_sum<Order>(n, losses);
+}
+
+template <class Loss, class T, class Order>
+typename Order::Sum loss_sum(const LossOperands<T>& operands, int64_t begin, int64_t end, double threshold) {
+  using Formula = typename Loss::template Value<T>;
+  if (operands.read == nullptr) {
+    const Formula formula(threshold);
+    const Losses<T, Formula> losses{operands.input + begin, operands.target + begin, formula};
+    return cascade_row_sum<Order>(end - begin, losses);
+  }
+  const auto values = [](T* output, const T* input, const T* target, int64_t n, double number) {
+    values_of(output, input, target, n, Formula(number));
+  };
+  return staged_sum<T, Order>({operands, begin, end, threshold, values}, end - begin);
+}
+
+template <class T>
+typename Whole<T>::Sum row_sum(const T* values, int64_t n) {
+  return cascade_row_sum<Whole<T>>(n, InMemory<T>{values});
 }
 
 template <class Loss, class T>

@@ -5,59 +5,89 @@
 namespace fastpatch::CPU_CAPABILITY {
 namespace {
 
-using Vec = at::vec::Vectorized<float>;
-constexpr int64_t width = Vec::size();
-
-template <bool maximize, bool decay, Momentum momentum, bool nesterov>
-void run(const SgdScalars& scalars, const SgdSlice& slice) {
+template <class T, bool decay, Momentum momentum, bool nesterov, bool stores_grad = false>
+void run(const SgdScalars<T>& scalars, const SgdSlice& slice) {
+  using V = LanesOf<T, Rounding::each>;
+  using L = Lanes<V>;
+  constexpr int64_t width = Vec<T>::size();
+  // As ATen's loops do: of a reduced type single numbers have other bits.
+  constexpr int64_t body = is_reduced<T> ? 2 * width : width;
   // The guards know that they don't overlap; loads of the next vectors then needn't wait for stores.
-  float* const __restrict__ param = slice.param;
-  const float* const __restrict__ grad = slice.grad;
-  float* const __restrict__ buffer = slice.buffer;
+  T* const __restrict__ param = reinterpret_cast<T*>(slice.param);
+  T* const __restrict__ grad = reinterpret_cast<T*>(slice.grad);
+  T* const __restrict__ buffer = reinterpret_cast<T*>(slice.buffer);
   constexpr bool reads_buffer = momentum == Momentum::later;
   constexpr bool writes_buffer = momentum != Momentum::none;
 
+  const int64_t vectors = slice.n - slice.n % body;
   int64_t i = 0;
 #pragma GCC unroll 4
-  for (; i + width <= slice.n; i += width) {
-    Vec p = Vec::loadu(param + i);
-    Vec b = reads_buffer ? Vec::loadu(buffer + i) : Vec(0.0f);
-    sgd_update<maximize, decay, momentum, nesterov>(scalars, p, Vec::loadu(grad + i), b);
-    p.store(param + i);
-    if (writes_buffer) {
-      b.store(buffer + i);
+  for (; i < vectors; i += width) {
+    V p = L::load(param + i);
+    V g = L::load(grad + i);
+    V b = reads_buffer ? L::load(buffer + i) : g;
+    sgd_update<decay, momentum, nesterov>(scalars, p, g, b);
+    L::store(p, param + i);
+    if constexpr (writes_buffer) {
+      L::store(b, buffer + i);
+    }
+    if constexpr (stores_grad) {
+      L::store(g, grad + i);
     }
   }
   for (; i < slice.n; ++i) {
-    float b = reads_buffer ? buffer[i] : 0.0f;
-    sgd_update<maximize, decay, momentum, nesterov>(scalars, param[i], grad[i], b);
-    if (writes_buffer) {
+    T g = grad[i];
+    T b = reads_buffer ? buffer[i] : g;
+    sgd_update<decay, momentum, nesterov>(scalars, param[i], g, b);
+    if constexpr (writes_buffer) {
       buffer[i] = b;
+    }
+    if constexpr (stores_grad) {
+      grad[i] = g;
     }
   }
 }
 
-template <bool maximize, bool decay>
-void choose_momentum(const SgdHyper& hyper, const SgdScalars& scalars, const SgdSlice& slice) {
-  if (!hyper.has_momentum) {
-    run<maximize, decay, Momentum::none, false>(scalars, slice);
-  } else if (slice.first) {
-    hyper.nesterov ? run<maximize, decay, Momentum::first, true>(scalars, slice)
-                   : run<maximize, decay, Momentum::first, false>(scalars, slice);
+template <class T, Momentum momentum>
+void choose_nesterov(const SgdHyper& hyper, const SgdScalars<T>& scalars, const SgdSlice& slice) {
+  if (writes_grad(hyper)) {
+    run<T, false, momentum, true, true>(scalars, slice);
+  } else if (hyper.nesterov) {
+    hyper.decay ? run<T, true, momentum, true>(scalars, slice) : run<T, false, momentum, true>(scalars, slice);
   } else {
-    hyper.nesterov ? run<maximize, decay, Momentum::later, true>(scalars, slice)
-                   : run<maximize, decay, Momentum::later, false>(scalars, slice);
+    hyper.decay ? run<T, true, momentum, false>(scalars, slice) : run<T, false, momentum, false>(scalars, slice);
+  }
+}
+
+template <class T>
+void choose(const SgdHyper& hyper, const SgdSlice& slice) {
+  const auto rounded = [](double number) { return static_cast<T>(static_cast<Opmath<T>>(number)); };
+  const SgdScalars<T> scalars{
+      rounded(hyper.weight_decay),
+      slice.rounds_momentum ? static_cast<Opmath<T>>(rounded(hyper.momentum)) : static_cast<Opmath<T>>(hyper.momentum),
+      rounded(hyper.momentum),
+      rounded(hyper.one_minus_dampening),
+      rounded(hyper.minus_lr),
+      hyper.maximize};
+  if (hyper.has_momentum) {
+    slice.first ? choose_nesterov<T, Momentum::first>(hyper, scalars, slice)
+                : choose_nesterov<T, Momentum::later>(hyper, scalars, slice);
+  } else {
+    hyper.decay ? run<T, true, Momentum::none, false>(scalars, slice)
+                : run<T, false, Momentum::none, false>(scalars, slice);
   }
 }
 
 void kernel(const SgdHyper& hyper, const SgdSlice& slice) {
-  const SgdScalars scalars{hyper.weight_decay, hyper.momentum, hyper.one_minus_dampening, hyper.minus_lr};
-  if (hyper.maximize) {
-    hyper.decay ? choose_momentum<true, true>(hyper, scalars, slice)
-                : choose_momentum<true, false>(hyper, scalars, slice);
-  } else {
-    hyper.decay ? choose_momentum<false, true>(hyper, scalars, slice)
-                : choose_momentum<false, false>(hyper, scalars, slice);
+  switch (slice.dtype) {
+    case c10::ScalarType::Double:
+      return choose<double>(hyper, slice);
+    case c10::ScalarType::BFloat16:
+      return choose<c10::BFloat16>(hyper, slice);
+    case c10::ScalarType::Half:
+      return choose<c10::Half>(hyper, slice);
+    default:  // the guards let no other pass
+      return choose<float>(hyper, slice);
   }
 }
 

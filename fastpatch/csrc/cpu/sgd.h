@@ -3,28 +3,43 @@
 
 #include <cstdint>
 
+#include <c10/core/ScalarType.h>
+
 namespace fastpatch {
 
+// In double, as Python has them; a kernel rounds them to what its dtype is computed in.
 struct SgdHyper {
-  float weight_decay;
-  float momentum;
-  float one_minus_dampening;
-  float minus_lr;
-  bool decay;  // weight_decay != 0, judged before it was rounded to float32
+  double weight_decay;
+  double momentum;
+  double one_minus_dampening;
+  double minus_lr;
+  bool decay;  // weight_decay != 0, judged before it was rounded
   bool has_momentum;
   bool nesterov;
   bool maximize;
+  bool foreach;  // all parameters take one operation after the other, not one parameter after the other
 };
 
-// One parameter: n elements each. Without momentum, buffer is null; at its first step it is written, not read.
+// Stock's foreach=True adds Nesterov's momentum to the gradient in place, unless it has made a new one by then.
+inline bool writes_grad(const SgdHyper& hyper) {
+  return hyper.foreach && hyper.has_momentum && hyper.nesterov && !hyper.decay && !hyper.maximize;
+}
+
+// One parameter: n elements each, of one dtype. Without momentum, buffer is null; at its first step it is written, not
+// read. grad is written only if writes_grad(hyper).
 struct SgdSlice {
-  float* param;
-  const float* grad;
-  float* buffer;
+  char* param;
+  char* grad;
+  char* buffer;
   int64_t n;
+  c10::ScalarType dtype;
   bool first;
+  bool rounds_momentum;  // to the dtype, before `b * momentum`
 };
 
+// One call covers what stock gives one thread, or a multiple of sgd_unit elements of it: the last elements of a reduced
+// type, less than that many, follow another formula.
+constexpr int64_t sgd_unit = 64;
 using SgdKernel = void (*)(const SgdHyper& hyper, const SgdSlice& slice);
 
 namespace DEFAULT {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/grad_mode.h>
 
@@ -164,7 +163,13 @@ bool are_expandable(at::IntArrayRef a, at::IntArrayRef b) {
 }
 
 Expanded::Expanded(const LossCall& call) {
-  const auto sizes = at::infer_size(call.input->sizes(), call.target->sizes());
+  const at::IntArrayRef a = call.input->sizes(), b = call.target->sizes();
+  auto sizes = a.size() < b.size() ? b.vec() : a.vec();
+  const at::IntArrayRef shorter = a.size() < b.size() ? a : b;
+  for (size_t i = 1; i <= shorter.size(); ++i) {
+    int64_t& size = sizes[sizes.size() - i];
+    size = size == 1 ? shorter[shorter.size() - i] : size;
+  }
   input = call.input->sizes() == sizes ? *call.input : call.input->expand(sizes);
   target = call.target->sizes() == sizes ? *call.target : call.target->expand(sizes);
 }

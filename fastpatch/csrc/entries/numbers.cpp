@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "../guards.h"
 #include "../python_tensor.h"
 
 namespace fastpatch {
@@ -28,8 +29,23 @@ bool is_number(PyObject* object, double* value) {
   return false;
 }
 
-Reason check_number(PyObject* object, double* value) {
-  if (!is_number(object, value)) {
+namespace {
+
+// What a plain floating-point tensor without dimensions and gradient holds.
+bool is_tensor_number(PyObject* object, double* value) {
+  const at::Tensor* tensor = exact_tensor(object);
+  if (tensor == nullptr || check_floating(*tensor) != Reason::served || tensor->dim() != 0 || tensor->requires_grad() ||
+      check_storage(*tensor, *tensor) != Reason::served) {
+    return false;
+  }
+  *value = tensor->item<double>();
+  return true;
+}
+
+}  // namespace
+
+Reason check_number(PyObject* object, bool takes_tensor, double* value) {
+  if (!is_number(object, value) && !(takes_tensor && is_tensor_number(object, value))) {
     return is_tensor(object) ? Reason::tensor_hyperparameter : Reason::hyperparameter;
   }
   const bool fits = std::abs(*value) <= std::numeric_limits<float>::max();  // false for NaN

@@ -8,7 +8,9 @@
 namespace fastpatch {
 
 // A float, int or numpy.float64 that becomes a finite float32. NaN, infinities, bools and other types are refused.
-Reason check_number(PyObject* object, double* value);
+// With takes_tensor also what one number in a plain floating-point tensor without dimensions and gradient says, which
+// PyTorch asks for with item().
+Reason check_number(PyObject* object, bool takes_tensor, double* value);
 
 // A float, int or numpy.float64 of any value, NaN and infinities included.
 bool is_number(PyObject* object, double* value);

@@ -53,7 +53,9 @@ Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
   if (PyObject* face = subclass_face(grad)) {
     return why_not_exact(face);
   }
-  SgdItem item{*tensor, grad, {}};
+  SgdItem item;
+  item.param = SgdItem::Tensor::borrowed(*tensor);
+  item.grad = SgdItem::Tensor::borrowed(grad);
   PyObject* state = has_momentum ? look_up_state(step->states.get(), param) : nullptr;
   if (state != nullptr) {
     PyObject* buffer = PyDict_CheckExact(state) ? get(state, names().momentum_buffer) : param;
@@ -64,12 +66,13 @@ Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
       if (exact_tensor(buffer) == nullptr) {
         return Reason::momentum_buffer;
       }
-      item.buffer = *exact_tensor(buffer);
+      item.buffer = SgdItem::Tensor::borrowed(*exact_tensor(buffer));
     }
   }
+  item.first = has_momentum && !item.buffer->defined();
   const Reason reason = check_sgd_item(item);
   if (reason == Reason::served) {
-    if (has_momentum && !item.buffer.defined()) {
+    if (item.first) {
       step->first_steps.push_back({step->items.size(), Owned::borrow(param), Owned::borrow(state)});
     }
     step->items.push_back(std::move(item));
@@ -113,6 +116,10 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
       return {why, -1, i};
     }
   }
+  const Reason order = check_sgd_order(step->items, begin, step->items.size(), hyper);
+  if (order != Reason::served) {
+    return {order};
+  }
   step->groups.push_back({hyper, begin, step->items.size(), first_begin, step->first_steps.size()});
   return {};
 }
@@ -126,7 +133,7 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
       return Reason::arguments;
     }
   }
-  if (objects.foreach_ == nullptr || !is_none_or_false(objects.foreach_)) {
+  if (objects.foreach_ == nullptr || (objects.foreach_ != Py_None && !PyBool_Check(objects.foreach_))) {
     return Reason::foreach;
   }
   if (objects.fused == nullptr || !is_none_or_false(objects.fused)) {
@@ -142,7 +149,8 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
       {objects.dampening, &dampening},
       {objects.weight_decay, &weight_decay}};
   for (const auto& number : numbers) {
-    const Reason reason = check_number(number.object, number.value);
+    const bool takes_tensor = number.value == &lr || number.value == &weight_decay;
+    const Reason reason = check_number(number.object, takes_tensor, number.value);
     if (reason != Reason::served) {
       return reason;
     }
@@ -150,10 +158,11 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
   if (!parse_flag(objects.nesterov, &hyper->nesterov) || !parse_flag(objects.maximize, &hyper->maximize)) {
     return Reason::hyperparameter;
   }
-  hyper->weight_decay = static_cast<float>(weight_decay);
-  hyper->momentum = static_cast<float>(momentum);
-  hyper->one_minus_dampening = static_cast<float>(1.0 - dampening);
-  hyper->minus_lr = static_cast<float>(PyLong_CheckExact(objects.lr) ? 0.0 - lr : -lr);  // -0 is 0 for an int
+  hyper->weight_decay = weight_decay;
+  hyper->momentum = momentum;
+  hyper->one_minus_dampening = 1.0 - dampening;
+  hyper->minus_lr = PyLong_CheckExact(objects.lr) ? 0.0 - lr : -lr;  // -0 is 0 for an int
+  hyper->foreach = objects.foreach_ == Py_True;
   hyper->decay = weight_decay != 0.0;
   hyper->has_momentum = momentum != 0.0;
   return Reason::served;
@@ -192,6 +201,11 @@ Refusal read_step(PyObject* self, OptimizerStep* step) {
       return refusal;
     }
   }
+  if (lets_others_run(step->items)) {
+    for (SgdItem& item : step->items) {
+      item.own();
+    }
+  }
   return {};
 }
 
@@ -207,7 +221,8 @@ bool make_states(OptimizerStep& step, const StepGroup& group) {
     // A parameter that an earlier group of this step holds too has its first step behind it by now.
     PyObject* buffer = PyDict_CheckExact(first.state.get()) ? get(first.state.get(), names().momentum_buffer) : nullptr;
     if (buffer != nullptr && exact_tensor(buffer) != nullptr) {
-      step.items[first.item].buffer = *exact_tensor(buffer);
+      step.items[first.item].buffer = SgdItem::Tensor::owned(at::Tensor(*exact_tensor(buffer)));
+      step.items[first.item].first = false;
     }
   }
   return true;
@@ -216,7 +231,7 @@ bool make_states(OptimizerStep& step, const StepGroup& group) {
 bool store_buffers(OptimizerStep& step, const StepGroup& group) {
   for (size_t i = group.first_begin; i < group.first_end; ++i) {
     const FirstStep& first = step.first_steps[i];
-    const Owned buffer(wrap(step.items[first.item].buffer));
+    const Owned buffer(wrap(*step.items[first.item].buffer));
     if (!buffer || PyObject_SetItem(first.state.get(), names().momentum_buffer, buffer.get()) < 0) {
       return false;
     }

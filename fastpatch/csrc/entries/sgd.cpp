@@ -105,15 +105,16 @@ Reason parse_item(PyObject* const* bound, Py_ssize_t i, bool has_momentum, SgdIt
       return why_not_exact(object);
     }
   }
-  item->param = *exact_tensor(objects[0]);
-  item->grad = *exact_tensor(objects[1]);
+  item->param = SgdItem::Tensor::borrowed(*exact_tensor(objects[0]));
+  item->grad = SgdItem::Tensor::borrowed(*exact_tensor(objects[1]));
   PyObject* buffer = has_momentum ? PyList_GET_ITEM(bound[buffers], i) : Py_None;
   if (buffer != Py_None) {
     if (exact_tensor(buffer) == nullptr) {
       return Reason::momentum_buffer;
     }
-    item->buffer = *exact_tensor(buffer);
+    item->buffer = SgdItem::Tensor::borrowed(*exact_tensor(buffer));
   }
+  item->first = has_momentum && buffer == Py_None;
   return check_sgd_item(*item);
 }
 
@@ -164,13 +165,13 @@ bool call_fast(
     size_t end) {
   std::vector<size_t> made;
   for (size_t i = begin; hyper.has_momentum && i < end; ++i) {
-    if (!items[i].buffer.defined()) {
+    if (items[i].first) {
       made.push_back(i);
     }
   }
   sgd_step(items, begin, end, hyper);
   for (const size_t i : made) {
-    PyObject* buffer = wrap(items[i].buffer);
+    PyObject* buffer = wrap(*items[i].buffer);
     if (buffer == nullptr || PyList_SetItem(bound[buffers], static_cast<Py_ssize_t>(i), buffer) < 0) {
       return false;
     }
@@ -187,15 +188,21 @@ PyObject* refuse_group(const Entry& entry, Switch state, Reason reason, const Ar
   return arguments.call(entry.stock);
 }
 
-PyObject* serve_places(const Entry& entry, Switch state, PyObject* const* bound, const SgdHyper& hyper) {
+PyObject* serve_places(
+    const Entry& entry, Switch state, PyObject* const* bound, const SgdHyper& hyper, const Arguments& arguments) {
   const auto n = static_cast<size_t>(PyList_GET_SIZE(bound[params]));
   std::vector<SgdItem> items(n);
   std::vector<Reason> reasons(n);
   for (size_t i = 0; i < n; ++i) {
     reasons[i] = parse_item(bound, static_cast<Py_ssize_t>(i), hyper.has_momentum, &items[i]);
-    if (reasons[i] != Reason::served && forbids_fallback(state)) {
-      return sgd_target.raise_fallback(reasons[i]);
+    if (reasons[i] != Reason::served && (hyper.foreach || forbids_fallback(state))) {
+      return refuse_group(entry, state, reasons[i], arguments);
     }
+    items[i].own();
+  }
+  const Reason order = check_sgd_order(items, 0, n, hyper);
+  if (order != Reason::served) {
+    return refuse_group(entry, state, order, arguments);
   }
   // In order, in runs: stock's loop is sequential, and an exception must leave what it would leave.
   for (size_t begin = 0, end; begin < n; begin = end) {
@@ -242,7 +249,7 @@ PyObject* inner(PyObject* self, PyObject* args, PyObject* keywords) {
     if (PyErr_Occurred()) {
       return nullptr;
     }
-    return reason == Reason::served ? serve_places(*entry, state, bound, hyper)
+    return reason == Reason::served ? serve_places(*entry, state, bound, hyper, arguments)
                                     : refuse_group(*entry, state, reason, arguments);
   } catch (...) {
     return raise_current_exception();
@@ -255,10 +262,16 @@ PyObject* explain_function(PyObject*, PyObject* args, PyObject* keywords) {
     SgdHyper hyper{};
     Reason reason = parse_sgd({args, keywords}, bound, &hyper);
     Py_ssize_t place = -1;
+    std::vector<SgdItem> items;
     for (Py_ssize_t i = 0; reason == Reason::served && i < PyList_GET_SIZE(bound[params]); ++i) {
       SgdItem item;
       reason = parse_item(bound, i, hyper.has_momentum, &item);
       place = i;
+      items.push_back(std::move(item));
+    }
+    if (reason == Reason::served) {
+      reason = check_sgd_order(items, 0, items.size(), hyper);
+      place = -1;
     }
     return PyErr_Occurred() ? nullptr : Py_BuildValue("snn", reason_code(reason), Py_ssize_t{-1}, place);
   } catch (...) {
