@@ -197,9 +197,9 @@ def compile_library(sources: Path, folder: Path, compiler: Compiler, timeout: fl
 def ninja_file(sources: Path, compiler: Compiler) -> str:
     """The text of ``build.ninja``: the kernels of ``cpu/`` last, as torch's heavy headers are in the others.
 
-    ``cpu/*.cpp`` is compiled once for each capability, all else but ``cuda/`` once; top level first. All but the kernels
-    include ``precompiled.h``, of which the compiler finds what it has read before in the current folder; a compiler that
-    can't use that finds the header itself in ``sources``.
+    ``cpu/*.cpp`` is compiled once for each capability, all else but ``cuda/`` once; top level first. All but the
+    kernels include ``precompiled.h``: the compiler finds in the current folder what it has read of it before, or, if it
+    can't use that, the header itself in ``sources``.
     """
     # cpp_extension imports setuptools, which is slow: only a build pays for it.
     try:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,7 @@ def test_a_header_is_precompiled_for_all_but_the_kernels(sources: Path) -> None:
     compiler = _compile.find_compiler()
     assert isinstance(compiler, _compile.Compiler)
     lines = _compile.ninja_file(sources, compiler).splitlines()
-    edges = {line.split()[1]: (line, after) for line, after in zip(lines, lines[1:], strict=False) if "build" in line}
+    edges = {line.split()[1]: (line, after) for line, after in pairwise(lines) if "build" in line}
     assert "precompiled.h.gch:" in edges
     line, flags = edges["module.o:"]
     assert line.endswith(" | precompiled.h.gch")

@@ -58,6 +58,10 @@ bool is_tensor(PyObject* object) {
   return PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(THPVariableClass));
 }
 
+const at::Tensor& any_tensor(PyObject* object) {
+  return THPVariable_Unpack(object);
+}
+
 PyObject* wrap(const at::Tensor& tensor) {
   return THPVariable_Wrap(tensor);
 }

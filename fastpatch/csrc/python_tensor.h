@@ -26,6 +26,9 @@ Reason why_not_exact(PyObject* object);
 // Any tensor, subclasses included.
 bool is_tensor(PyObject* object);
 
+// The tensor behind an object of which is_tensor() is true.
+const at::Tensor& any_tensor(PyObject* object);
+
 // A new reference.
 PyObject* wrap(const at::Tensor& tensor);
 

@@ -237,6 +237,9 @@ Reason check_sgd_order(const std::vector<SgdItem>& items, size_t begin, size_t e
   std::vector<Touched> ranges;
   ranges.reserve((end - begin) * 3);
   for (size_t i = begin; i < end; ++i) {
+    if (items[i].is_shard != items[begin].is_shard) {
+      return Reason::foreach;  // stock raises
+    }
     ranges.push_back({memory_of(*items[i].param), true});
     ranges.push_back({memory_of(*items[i].grad), writes_grad(hyper)});
     if (items[i].buffer->defined()) {
@@ -274,6 +277,9 @@ void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHy
   for (size_t i = begin; i < end; ++i) {
     const SgdItem& item = items[i];
     total += item.param->numel();
+    if (item.is_shard) {
+      continue;
+    }
     // As often as stock's in-place operations do: buf.mul_().add_(), param.add_().
     item.param->unsafeGetTensorImpl()->bump_version();
     if (hyper.has_momentum && !item.first) {

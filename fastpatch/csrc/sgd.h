@@ -17,8 +17,9 @@ struct SgdItem {
 
   Tensor param;
   Tensor grad;
-  Tensor buffer;       // undefined: no momentum, or its first step and sgd_step() is to make it
-  bool first = false;  // its first step with momentum: the buffer is written, not read
+  Tensor buffer;          // undefined: no momentum, or its first step and sgd_step() is to make it
+  bool first = false;     // its first step with momentum: the buffer is written, not read
+  bool is_shard = false;  // of DTensors, which count versions for it
 
   void own() {
     for (Tensor* tensor : {&param, &grad, &buffer}) {

@@ -4,6 +4,7 @@
 #include "../python_tensor.h"
 #include "numbers.h"
 #include "optimizer_facts.h"
+#include "sharded.h"
 
 namespace fastpatch {
 namespace {
@@ -41,39 +42,78 @@ PyObject* look_up_state(PyObject* states, PyObject* param) {
   return PyDict_GetItemWithError(states, param);
 }
 
+void own_items(OptimizerStep* step) {
+  for (SgdItem& item : step->items) {
+    item.own();
+  }
+}
+
+// The momentum buffer that a parameter's state holds; None where there is none.
+Reason look_up_buffer(PyObject* state, PyObject** buffer) {
+  *buffer = Py_None;
+  if (state == nullptr) {
+    return Reason::served;
+  }
+  if (!PyDict_CheckExact(state)) {
+    return Reason::optimizer;
+  }
+  PyObject* found = get(state, names().momentum_buffer);
+  *buffer = found == nullptr ? Py_None : found;
+  return Reason::served;
+}
+
+// Reading DTensors runs Python code: all that was read is owned from here on.
+Reason read_dtensors(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem* item, OptimizerStep* step) {
+  if (step->sharded.empty()) {
+    own_items(step);
+  }
+  ShardedParam sharded{step->items.size(), Owned::borrow(param), Owned::borrow(grad), Owned::borrow(buffer)};
+  const Reason reason = read_shards(param, grad, buffer, item);
+  if (reason == Reason::served) {
+    item->own();
+    step->sharded.push_back(std::move(sharded));
+  }
+  return reason;
+}
+
+Reason read_tensors(const at::Tensor& param, const at::Tensor& grad, PyObject* buffer, SgdItem* item) {
+  item->param = SgdItem::Tensor::borrowed(param);
+  item->grad = SgdItem::Tensor::borrowed(grad);
+  if (buffer != Py_None) {
+    if (exact_tensor(buffer) == nullptr) {
+      return Reason::momentum_buffer;
+    }
+    item->buffer = SgdItem::Tensor::borrowed(*exact_tensor(buffer));
+  }
+  return check_sgd_item(*item);
+}
+
 Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
-  const at::Tensor* tensor = exact_tensor(param);
-  if (tensor == nullptr) {
+  const bool sharded = exact_tensor(param) == nullptr;
+  if (C10_UNLIKELY(sharded && !is_dtensor(param))) {
     return why_not_exact(param);
   }
-  const at::Tensor& grad = tensor->unsafeGetTensorImpl()->grad();
+  const at::Tensor& tensor = any_tensor(param);
+  const at::Tensor& grad = tensor.unsafeGetTensorImpl()->grad();
   if (!grad.defined()) {
-    return tensor->is_leaf() || tensor->retains_grad() ? Reason::served : Reason::non_leaf;
+    return tensor.is_leaf() || tensor.retains_grad() ? Reason::served : Reason::non_leaf;
   }
-  if (PyObject* face = subclass_face(grad)) {
-    return why_not_exact(face);
+  PyObject* const face = subclass_face(grad);
+  if (C10_UNLIKELY((face != nullptr) != sharded)) {
+    return face == nullptr ? Reason::placements : why_not_exact(face);
+  }
+  PyObject* state = has_momentum ? look_up_state(step->states.get(), param) : nullptr;
+  PyObject* buffer;
+  Reason reason = look_up_buffer(state, &buffer);
+  if (reason != Reason::served) {
+    return reason;
   }
   SgdItem item;
-  item.param = SgdItem::Tensor::borrowed(*tensor);
-  item.grad = SgdItem::Tensor::borrowed(grad);
-  PyObject* state = has_momentum ? look_up_state(step->states.get(), param) : nullptr;
-  if (state != nullptr) {
-    PyObject* buffer = PyDict_CheckExact(state) ? get(state, names().momentum_buffer) : param;
-    if (buffer == param) {
-      return Reason::optimizer;
-    }
-    if (buffer != nullptr && buffer != Py_None) {
-      if (exact_tensor(buffer) == nullptr) {
-        return Reason::momentum_buffer;
-      }
-      item.buffer = SgdItem::Tensor::borrowed(*exact_tensor(buffer));
-    }
-  }
-  item.first = has_momentum && !item.buffer->defined();
-  const Reason reason = check_sgd_item(item);
+  item.first = has_momentum && buffer == Py_None;
+  reason = sharded ? read_dtensors(param, face, buffer, &item, step) : read_tensors(tensor, grad, buffer, &item);
   if (reason == Reason::served) {
     if (item.first) {
-      step->first_steps.push_back({step->items.size(), Owned::borrow(param), Owned::borrow(state)});
+      step->first_steps.push_back({step->items.size(), Owned::borrow(param), Owned::borrow(state), {}});
     }
     step->items.push_back(std::move(item));
   }
@@ -109,6 +149,7 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
   }
   const size_t begin = step->items.size();
   const size_t first_begin = step->first_steps.size();
+  const size_t sharded_begin = step->sharded.size();
   step->items.reserve(begin + static_cast<size_t>(PySequence_Fast_GET_SIZE(params)));
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(params); ++i) {
     const Reason why = read_param(PySequence_Fast_GET_ITEM(params, i), hyper.has_momentum, step);
@@ -120,7 +161,11 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
   if (order != Reason::served) {
     return {order};
   }
-  step->groups.push_back({hyper, begin, step->items.size(), first_begin, step->first_steps.size()});
+  step->groups.push_back(
+      {hyper,
+       {begin, step->items.size()},
+       {first_begin, step->first_steps.size()},
+       {sharded_begin, step->sharded.size()}});
   return {};
 }
 
@@ -202,16 +247,16 @@ Refusal read_step(PyObject* self, OptimizerStep* step) {
     }
   }
   if (lets_others_run(step->items)) {
-    for (SgdItem& item : step->items) {
-      item.own();
-    }
+    own_items(step);
   }
   return {};
 }
 
 bool make_states(OptimizerStep& step, const StepGroup& group) {
-  for (size_t i = group.first_begin; i < group.first_end; ++i) {
+  size_t sharded = group.sharded.begin;
+  for (size_t i = group.first_steps.begin; i < group.first_steps.end; ++i) {
     FirstStep& first = step.first_steps[i];
+    SgdItem& item = step.items[first.item];
     if (!first.state) {
       first.state = Owned(PyObject_GetItem(step.states.get(), first.param.get()));
       if (!first.state) {
@@ -220,19 +265,49 @@ bool make_states(OptimizerStep& step, const StepGroup& group) {
     }
     // A parameter that an earlier group of this step holds too has its first step behind it by now.
     PyObject* buffer = PyDict_CheckExact(first.state.get()) ? get(first.state.get(), names().momentum_buffer) : nullptr;
-    if (buffer != nullptr && exact_tensor(buffer) != nullptr) {
-      step.items[first.item].buffer = SgdItem::Tensor::owned(at::Tensor(*exact_tensor(buffer)));
-      step.items[first.item].first = false;
+    const bool is_made = buffer != nullptr && buffer != Py_None;
+    if (!item.is_shard) {
+      if (is_made && exact_tensor(buffer) != nullptr) {
+        item.buffer = SgdItem::Tensor::owned(at::Tensor(*exact_tensor(buffer)));
+        item.first = false;
+      }
+      continue;
+    }
+    while (step.sharded[sharded].item != first.item) {
+      ++sharded;
+    }
+    ShardedParam& tensors = step.sharded[sharded];
+    if (is_made) {
+      item.first = false;
+      tensors.buffer = Owned::borrow(buffer);
+      if (read_shards(tensors.param.get(), tensors.grad.get(), buffer, &item) != Reason::served) {
+        PyErr_SetString(
+            PyExc_RuntimeError, "fastpatch: a momentum buffer was changed during its optimizer's first step");
+        return false;
+      }
+      item.own();
+    } else {
+      first.buffer = make_sharded_buffer(tensors.grad.get(), &item);
+      if (!first.buffer) {
+        return false;
+      }
     }
   }
   return true;
 }
 
-bool store_buffers(OptimizerStep& step, const StepGroup& group) {
-  for (size_t i = group.first_begin; i < group.first_end; ++i) {
-    const FirstStep& first = step.first_steps[i];
-    const Owned buffer(wrap(*step.items[first.item].buffer));
-    if (!buffer || PyObject_SetItem(first.state.get(), names().momentum_buffer, buffer.get()) < 0) {
+bool finish_group(OptimizerStep& step, const StepGroup& group) {
+  for (size_t i = group.sharded.begin; i < group.sharded.end; ++i) {
+    const ShardedParam& sharded = step.sharded[i];
+    const bool first = step.items[sharded.item].first;
+    count_versions_of_dtensors(sharded.param.get(), sharded.buffer.get(), first, group.hyper);
+  }
+  for (size_t i = group.first_steps.begin; i < group.first_steps.end; ++i) {
+    FirstStep& first = step.first_steps[i];
+    if (!first.buffer) {
+      first.buffer = Owned(wrap(*step.items[first.item].buffer));
+    }
+    if (!first.buffer || PyObject_SetItem(first.state.get(), names().momentum_buffer, first.buffer.get()) < 0) {
       return false;
     }
   }

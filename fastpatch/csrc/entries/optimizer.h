@@ -22,19 +22,33 @@ struct HyperObjects {
 
 Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper);
 
+// Places in one of OptimizerStep's vectors.
+struct Places {
+  size_t begin;
+  size_t end;
+};
+
 struct StepGroup {
   SgdHyper hyper;
-  size_t begin;  // its parameters with a gradient, in OptimizerStep's items
-  size_t end;
-  size_t first_begin;  // those at their first step, in its first_steps
-  size_t first_end;
+  Places items;  // its parameters with a gradient
+  Places first_steps;
+  Places sharded;
 };
 
 // An item without a buffer, in a group that has momentum.
 struct FirstStep {
   size_t item;
   Owned param;
-  Owned state;  // optimizer.state[param], empty where that isn't made yet
+  Owned state;   // optimizer.state[param], empty where that isn't made yet
+  Owned buffer;  // the made one, where it is a DTensor
+};
+
+// A DTensor, whose shards an item holds.
+struct ShardedParam {
+  size_t item;
+  Owned param;
+  Owned grad;
+  Owned buffer;  // None while there is none
 };
 
 struct OptimizerStep {
@@ -42,6 +56,7 @@ struct OptimizerStep {
   std::vector<StepGroup> groups;
   std::vector<SgdItem> items;
   std::vector<FirstStep> first_steps;
+  std::vector<ShardedParam> sharded;
 };
 
 // Why a step can't be served as a whole, and where; -1 where it is no single group or parameter.
@@ -70,7 +85,8 @@ Refusal read_step(PyObject* self, OptimizerStep* step);
 // optimizer.state[param] for the group's parameters, made where missing, in stock's order.
 bool make_states(OptimizerStep& step, const StepGroup& group);
 
-// Puts the buffers that sgd_step() made into the states.
-bool store_buffers(OptimizerStep& step, const StepGroup& group);
+// What is left to do after sgd_step(): puts the buffers that were made into the states, and counts versions of
+// DTensors.
+bool finish_group(OptimizerStep& step, const StepGroup& group);
 
 }  // namespace fastpatch

@@ -11,6 +11,7 @@
 #include "optimizer.h"
 #include "optimizer_facts.h"
 #include "owned.h"
+#include "sharded.h"
 #include "sgd.h"
 
 namespace fastpatch {
@@ -97,24 +98,37 @@ Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) 
   return at::GradMode::is_enabled() ? Reason::differentiable : check_thread();
 }
 
+// The objects at one place of the three lists.
+struct Place {
+  PyObject* param;
+  PyObject* grad;
+  PyObject* buffer;  // None: no momentum, or its first step
+};
+
+Place place_at(PyObject* const* bound, size_t i, bool has_momentum) {
+  const auto at = [&](int list) { return PyList_GET_ITEM(bound[list], static_cast<Py_ssize_t>(i)); };
+  return {at(params), at(grads), has_momentum ? at(buffers) : Py_None};
+}
+
 // One place of the three lists, or why it can't be served.
-Reason parse_item(PyObject* const* bound, Py_ssize_t i, bool has_momentum, SgdItem* item) {
-  PyObject* const objects[] = {PyList_GET_ITEM(bound[params], i), PyList_GET_ITEM(bound[grads], i)};
-  for (PyObject* object : objects) {
+Reason parse_item(const Place& place, bool has_momentum, SgdItem* item) {
+  item->first = has_momentum && place.buffer == Py_None;
+  if (is_dtensor(place.param)) {
+    return read_shards(place.param, place.grad, place.buffer, item);
+  }
+  for (PyObject* object : {place.param, place.grad}) {
     if (exact_tensor(object) == nullptr) {
       return why_not_exact(object);
     }
   }
-  item->param = SgdItem::Tensor::borrowed(*exact_tensor(objects[0]));
-  item->grad = SgdItem::Tensor::borrowed(*exact_tensor(objects[1]));
-  PyObject* buffer = has_momentum ? PyList_GET_ITEM(bound[buffers], i) : Py_None;
-  if (buffer != Py_None) {
-    if (exact_tensor(buffer) == nullptr) {
+  item->param = SgdItem::Tensor::borrowed(*exact_tensor(place.param));
+  item->grad = SgdItem::Tensor::borrowed(*exact_tensor(place.grad));
+  if (place.buffer != Py_None) {
+    if (exact_tensor(place.buffer) == nullptr) {
       return Reason::momentum_buffer;
     }
-    item->buffer = SgdItem::Tensor::borrowed(*exact_tensor(buffer));
+    item->buffer = SgdItem::Tensor::borrowed(*exact_tensor(place.buffer));
   }
-  item->first = has_momentum && buffer == Py_None;
   return check_sgd_item(*item);
 }
 
@@ -163,17 +177,27 @@ bool call_fast(
     const SgdHyper& hyper,
     size_t begin,
     size_t end) {
-  std::vector<size_t> made;
-  for (size_t i = begin; hyper.has_momentum && i < end; ++i) {
-    if (items[i].first) {
-      made.push_back(i);
+  std::vector<Owned> made(end - begin);  // the first buffers of DTensors
+  for (size_t i = begin; i < end; ++i) {
+    if (items[i].is_shard && items[i].first) {
+      made[i - begin] = make_sharded_buffer(place_at(bound, i, hyper.has_momentum).grad, &items[i]);
+      if (!made[i - begin]) {
+        return false;
+      }
     }
   }
   sgd_step(items, begin, end, hyper);
-  for (const size_t i : made) {
-    PyObject* buffer = wrap(*items[i].buffer);
-    if (buffer == nullptr || PyList_SetItem(bound[buffers], static_cast<Py_ssize_t>(i), buffer) < 0) {
-      return false;
+  for (size_t i = begin; i < end; ++i) {
+    if (items[i].is_shard) {
+      const Place place = place_at(bound, i, hyper.has_momentum);
+      count_versions_of_dtensors(place.param, place.buffer, items[i].first, hyper);
+    }
+    if (items[i].first) {
+      Owned& buffer = made[i - begin];
+      PyObject* given = buffer ? Py_NewRef(buffer.get()) : wrap(*items[i].buffer);
+      if (given == nullptr || PyList_SetItem(bound[buffers], static_cast<Py_ssize_t>(i), given) < 0) {
+        return false;
+      }
     }
   }
   sgd_target.count_fast(state, static_cast<int64_t>(end - begin));
@@ -194,7 +218,7 @@ PyObject* serve_places(
   std::vector<SgdItem> items(n);
   std::vector<Reason> reasons(n);
   for (size_t i = 0; i < n; ++i) {
-    reasons[i] = parse_item(bound, static_cast<Py_ssize_t>(i), hyper.has_momentum, &items[i]);
+    reasons[i] = parse_item(place_at(bound, i, hyper.has_momentum), hyper.has_momentum, &items[i]);
     if (reasons[i] != Reason::served && (hyper.foreach || forbids_fallback(state))) {
       return refuse_group(entry, state, reasons[i], arguments);
     }
@@ -265,7 +289,7 @@ PyObject* explain_function(PyObject*, PyObject* args, PyObject* keywords) {
     std::vector<SgdItem> items;
     for (Py_ssize_t i = 0; reason == Reason::served && i < PyList_GET_SIZE(bound[params]); ++i) {
       SgdItem item;
-      reason = parse_item(bound, i, hyper.has_momentum, &item);
+      reason = parse_item(place_at(bound, static_cast<size_t>(i), hyper.has_momentum), hyper.has_momentum, &item);
       place = i;
       items.push_back(std::move(item));
     }

@@ -23,7 +23,7 @@ bool is_bare_step(const Arguments& arguments) {
 // While an earlier group was updated without the GIL, another thread may have changed tensors of this one: what was
 // judged then must not be written through now. (Stock would write, or raise, as it may.)
 bool still_good(const OptimizerStep& step, const StepGroup& group) {
-  for (size_t i = group.begin; group.begin > 0 && i < group.end; ++i) {
+  for (size_t i = group.items.begin; group.items.begin > 0 && i < group.items.end; ++i) {
     const Reason reason = check_sgd_item(step.items[i]);
     if (reason != Reason::served) {
       PyErr_Format(
@@ -44,11 +44,11 @@ bool serve_groups(OptimizerStep& step, Switch state) {
     if (!make_states(step, group) || !still_good(step, group)) {
       return false;
     }
-    sgd_step(step.items, group.begin, group.end, group.hyper);
-    if (!store_buffers(step, group)) {
+    sgd_step(step.items, group.items.begin, group.items.end, group.hyper);
+    if (!finish_group(step, group)) {
       return false;
     }
-    sgd_target.count_fast(state, static_cast<int64_t>(group.end - group.begin));
+    sgd_target.count_fast(state, static_cast<int64_t>(group.items.end - group.items.begin));
   }
   return true;
 }
