@@ -127,8 +127,7 @@ def sgd_rows() -> dict[str, list[tuple[int, ...]]]:
     }
 
 
-def stepper(shapes: list[tuple[int, ...]], **kwargs: object) -> Call:
-    params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+def stepper(params: list[torch.Tensor], **kwargs: object) -> Call:
     for param in params:
         param.grad = torch.randn_like(param)
     optimizer = torch.optim.SGD(params, lr=1e-6, momentum=0.9, weight_decay=1e-4, **kwargs)  # type: ignore[arg-type]
@@ -136,29 +135,62 @@ def stepper(shapes: list[tuple[int, ...]], **kwargs: object) -> Call:
     return lambda: optimizer.step()
 
 
+def parameters(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.nn.Parameter(torch.randn(shape, dtype=dtype)) for shape in shapes]
+
+
+def dtensors() -> list[torch.Tensor]:
+    """Parameters as FSDP2's fully_shard() makes them, in a process group of one."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+    tensors = (torch.randn(shape) for shape in [(32, 32), (32,)] * 50)
+    return [torch.nn.Parameter(distribute_tensor(tensor, mesh, [Shard(0)])) for tensor in tensors]
+
+
+def adding(n: int) -> Call:
+    a, b, c = (torch.randn(n) for _ in range(3))
+    return lambda: torch.add(a, b, out=c)
+
+
 def bench_sgd(rounds: int, budget: float) -> list[dict[str, object]]:
+    makers: dict[str, Callable[[], list[torch.Tensor]]] = {
+        name: lambda shapes=shapes: parameters(shapes) for name, shapes in sgd_rows().items()
+    }
+    makers["161 tensors, ResNet-50, bfloat16"] = lambda: parameters(resnet50_shapes(), torch.bfloat16)
+    makers["100 DTensors of 32x32 and 32"] = dtensors
     rows: list[dict[str, object]] = []
-    for name, shapes in sgd_rows().items():
-        ours = stepper(shapes)
+    for name, make in makers.items():
+        ours = stepper(make())
         must_be_fast(ours)
         calls = {
-            "stock": (stepper(shapes), False),
+            "stock": (stepper(make()), False),
             "fastpatch": (ours, True),
-            "foreach": (stepper(shapes, foreach=True), False),
-            "fused": (stepper(shapes, fused=True), False),
+            "foreach": (stepper(make(), foreach=True), False),
         }
-        rows.append({"row": f"sgd {name}", **compare(calls, rounds, budget)})
+        if "DTensor" not in name:  # which fused=True does not take
+            calls["fused"] = (stepper(make(), fused=True), False)
+        if name == "16 Mi in one":
+            calls["add"] = (adding(16 << 20), False)
+        times = compare(calls, rounds, budget)
+        if "add" in times:
+            times["add"] *= 20 / 12  # what the bytes of an update would take at the rate of torch.add(a, b, out=c)
+        rows.append({"row": f"sgd {name}", **times})
     return rows
 
 
 def bench_refused(rounds: int, budget: float) -> list[dict[str, object]]:
     """What a refusal costs: calls that stock serves in both columns."""
     x, y = torch.randn(64), torch.randint(0, 5, (64,))
-    step = stepper([(10,), (1,)], foreach=True)
+    step = stepper(parameters([(10,), (1,)]), fused=True)
     rows: list[dict[str, object]] = []
     for name, call in (
         ("loss with an integer target", lambda: F.smooth_l1_loss(x, y)),
-        ("sgd step, foreach=True", step),
+        ("sgd step, fused=True", step),
     ):
         times = compare({"stock": (call, False), "fastpatch": (call, True)}, rounds, budget)
         rows.append({"row": f"refused: {name}", **times})
@@ -174,7 +206,7 @@ def cpu_name() -> str:
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    names = ("stock", "foreach", "fused", "least", "sum")
+    names = ("stock", "foreach", "fused", "least", "sum", "add")
     lines = [f"{'':<56} {'fastpatch':>10} {' '.join(f'{name:>8}' for name in names)}   (us; others: ratios to it)"]
     for row in rows:
         ours = float(row["fastpatch"])  # type: ignore[arg-type]

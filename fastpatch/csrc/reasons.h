@@ -39,7 +39,7 @@ namespace fastpatch {
   X(tensor_hyperparameter,                                                                                          \
     "a hyperparameter is a tensor: only lr and weight_decay may be, on the CPU, without dimensions or gradient")    \
   X(foreach, "foreach=True, and parameters of a group share memory: then the order of its operations shows")        \
-  X(fused, "fused=True asks for another order of rounding")                                                         \
+  X(fused, "fused=True: stock's kernel rounds in another order, which depends on how torch was compiled")           \
   X(differentiable, "differentiable=True: the step itself is differentiated")                                       \
   X(grad_scale, "a GradScaler handed grad_scale or found_inf to the step")                                          \
   X(non_leaf, "a parameter without gradient is not a leaf of the graph, which PyTorch warns of")                    \

@@ -20,8 +20,8 @@ SgdKernel kernel() {
   return chosen;
 }
 
-// From so many elements on, some 0.1 ms, other Python threads run during an update.
-constexpr int64_t releasing = 8 * grain;
+// From so many elements on, some 0.3 ms, other Python threads run during an update.
+constexpr int64_t releasing = 32 * grain;
 
 struct Range {
   const char* begin;

@@ -34,7 +34,8 @@ void values_of(T* output, const T* input, const T* target, int64_t n, const Form
   constexpr int64_t width = Vec<T>::size();
   int64_t i = 0;
   for (; i + width <= n; i += width) {
-    Lanes<V>::store(formula(Lanes<V>::load(input + i), Lanes<V>::load(target + i)), output + i);
+    const V loss = formula(Lanes<V>::load_elementwise(input + i), Lanes<V>::load_elementwise(target + i));
+    Lanes<V>::store_elementwise(loss, output + i);
   }
   for (; i < n; ++i) {
     output[i] = formula(input[i], target[i]);
@@ -177,15 +178,15 @@ void gradient_with(
   constexpr int64_t width = Vec<T>::size();
   const V common(static_cast<typename Lanes<V>::Number>(grad_output[0]));
   const auto at = [&](int64_t i) {
-    const V grad = one_grad_output ? common : Lanes<V>::load(grad_output + i);
-    return formula(Lanes<V>::load(input + i), Lanes<V>::load(target + i), grad);
+    const V grad = one_grad_output ? common : Lanes<V>::load_elementwise(grad_output + i);
+    return formula(Lanes<V>::load_elementwise(input + i), Lanes<V>::load_elementwise(target + i), grad);
   };
   int64_t i = 0;
   for (; i + 2 * width <= n; i += 2 * width) {
     const V first = at(i);
     const V second = at(i + width);
-    Lanes<V>::store(first, grad_input + i);
-    Lanes<V>::store(second, grad_input + i + width);
+    Lanes<V>::store_elementwise(first, grad_input + i);
+    Lanes<V>::store_elementwise(second, grad_input + i + width);
   }
   for (; i < n; ++i) {
     grad_input[i] = formula(input[i], target[i], grad_output[one_grad_output ? 0 : i]);

@@ -23,16 +23,16 @@ void run(const SgdScalars<T>& scalars, const SgdSlice& slice) {
   int64_t i = 0;
 #pragma GCC unroll 4
   for (; i < vectors; i += width) {
-    V p = L::load(param + i);
-    V g = L::load(grad + i);
-    V b = reads_buffer ? L::load(buffer + i) : g;
+    V p = L::load_elementwise(param + i);
+    V g = L::load_elementwise(grad + i);
+    V b = reads_buffer ? L::load_elementwise(buffer + i) : g;
     sgd_update<decay, momentum, nesterov>(scalars, p, g, b);
-    L::store(p, param + i);
+    L::store_elementwise(p, param + i);
     if constexpr (writes_buffer) {
-      L::store(b, buffer + i);
+      L::store_elementwise(b, buffer + i);
     }
     if constexpr (stores_grad) {
-      L::store(g, grad + i);
+      L::store_elementwise(g, grad + i);
     }
   }
   for (; i < slice.n; ++i) {
