@@ -13,6 +13,7 @@ namespace fastpatch {
   X(dispatch_mode, "a __torch_dispatch__ mode (fake tensors, functionalization, ...) is active")                    \
   X(functorch, "inside torch.func / vmap, or a tensor that one of them wraps")                                      \
   X(tracing, "torch.jit.trace is recording")                                                                        \
+  X(compiling, "an optimizer's step inside torch.compile'd code, which may compile it")                             \
   X(inference_mode, "inside torch.inference_mode()")                                                                \
   X(inference_tensor, "a tensor made inside torch.inference_mode()")                                                \
   X(dispatch_state, "the thread's dispatch keys are not those of plain eager code")                                 \

@@ -54,6 +54,7 @@ class SgdTarget(Target):
                 "defaultdict": defaultdict,
                 "init_group": _own(_SGD._init_group),
                 "step_code": _own(torch.optim.Optimizer._optimizer_step_code),
+                "eval_frame_callback": torch._C._dynamo.eval_frame.get_eval_frame_callback,
                 "globals": vars(_sgd_module),
                 "single_tensor": _own(_sgd_module._single_tensor_sgd),
                 "global_pre_hooks": _optimizer._global_optimizer_pre_hooks,

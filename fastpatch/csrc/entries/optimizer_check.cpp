@@ -71,11 +71,20 @@ bool set_optimizer_facts(PyObject* dict) {
          set_object(dict, "init_group", &facts.init_group) && set_object(dict, "step_code", &facts.step_code) &&
          set_object(dict, "global_pre_hooks", &facts.global_pre_hooks) &&
          set_object(dict, "global_post_hooks", &facts.global_post_hooks) &&
+         set_object(dict, "eval_frame_callback", &facts.eval_frame_callback) &&
          set_object(dict, "globals", &facts.globals) && set_object(dict, "single_tensor", &facts.single_tensor);
 }
 
 bool loop_is_stock() {
   return get(facts.globals, names()._single_tensor_sgd) == facts.single_tensor;
+}
+
+bool is_compiling() {
+  const Owned callback(PyObject_CallNoArgs(facts.eval_frame_callback));
+  if (!callback) {
+    PyErr_Clear();
+  }
+  return callback && callback.get() != Py_None && callback.get() != Py_False;
 }
 
 void expect_sgd(PyObject* proxy) {

@@ -12,9 +12,10 @@ struct OptimizerFacts {
   PyObject* global_pre_hooks = nullptr;
   PyObject* global_post_hooks = nullptr;
   PyTypeObject* defaultdict = nullptr;
-  PyObject* globals = nullptr;        // of module torch.optim.sgd
-  PyObject* single_tensor = nullptr;  // its _single_tensor_sgd
-  bool hash_is_id = false;            // Tensor.__hash__ is id(), so a look-up needn't call it
+  PyObject* globals = nullptr;              // of module torch.optim.sgd
+  PyObject* single_tensor = nullptr;        // its _single_tensor_sgd
+  PyObject* eval_frame_callback = nullptr;  // torch._dynamo's function that tells what compiles frames now
+  bool hash_is_id = false;                  // Tensor.__hash__ is id(), so a look-up needn't call it
 };
 
 const OptimizerFacts& optimizer_facts();
@@ -24,6 +25,9 @@ bool set_optimizer_facts(PyObject* facts);
 
 // Is the loop over single tensors, which the kernel stands for, still stock's?
 bool loop_is_stock();
+
+// Does torch.compile look at every frame that starts now, stock's step too, and so may give it other roundings?
+bool is_compiling();
 
 // The object that `sgd` of module torch.optim.sgd has to be, our proxy; nullptr while there is none.
 void expect_sgd(PyObject* proxy);

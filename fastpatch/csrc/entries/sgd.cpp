@@ -95,6 +95,9 @@ Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) 
   if (in_torch_function_mode()) {
     return Reason::torch_function;  // the mode is to see every operation of the step
   }
+  if (is_compiling()) {
+    return Reason::compiling;
+  }
   return at::GradMode::is_enabled() ? Reason::differentiable : check_thread();
 }
 

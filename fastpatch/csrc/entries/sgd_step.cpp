@@ -105,7 +105,8 @@ PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
         return nullptr;
       }
     }
-    if (check_optimizer(optimizer) == Reason::served && check_thread() == Reason::served && !in_torch_function_mode()) {
+    if (check_optimizer(optimizer) == Reason::served && check_thread() == Reason::served && !in_torch_function_mode() &&
+        !is_compiling()) {
       return judge_step(*entry, arguments, optimizer, state, hooked);
     }
     if (PyErr_Occurred()) {
@@ -128,6 +129,9 @@ PyObject* bare_step(PyObject* self, PyObject* args, PyObject* keywords) {
 PyObject* explain_step(PyObject*, PyObject* optimizer) {
   try {
     Refusal refusal{in_torch_function_mode() ? Reason::torch_function : check_thread()};
+    if (refusal.reason == Reason::served && is_compiling()) {
+      refusal.reason = Reason::compiling;
+    }
     if (refusal.reason == Reason::served) {
       refusal.reason = check_optimizer(optimizer);
     }
