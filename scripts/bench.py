@@ -185,11 +185,11 @@ def bench_sgd(rounds: int, budget: float) -> list[dict[str, object]]:
 
 def bench_refused(rounds: int, budget: float) -> list[dict[str, object]]:
     """What a refusal costs: calls that stock serves in both columns."""
-    x, y = torch.randn(64), torch.randint(0, 5, (64,))
+    x, y = torch.randn(64), torch.randn(64, dtype=torch.float64)
     step = stepper(parameters([(10,), (1,)]), fused=True)
     rows: list[dict[str, object]] = []
     for name, call in (
-        ("loss with an integer target", lambda: F.smooth_l1_loss(x, y)),
+        ("loss with a float64 target", lambda: F.smooth_l1_loss(x, y)),
         ("sgd step, fused=True", step),
     ):
         times = compare({"stock": (call, False), "fastpatch": (call, True)}, rounds, budget)

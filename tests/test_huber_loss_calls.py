@@ -149,6 +149,7 @@ SERVED = [
     case("broadcast target", "fast", lambda: (pair()[0], pair()[1][:1], {"reduction": "none"})),
     case("broadcast a number", "fast", lambda: (pair()[0], torch.tensor(0.5, requires_grad=True))),
     case("expanded target", "fast", lambda: (pair()[0], pair()[1][:1].expand(4, 3))),
+    case("integers", "fast", lambda: (pair()[0], pair()[1].long())),  # whose backward raises
     case("another order", "fast", lambda: (pair()[0], pair(3, 4)[1].t(), {"reduction": "none"})),
     case("target with gaps", "fast", lambda: (pair()[0], pair(4, 6)[1][:, ::2])),
     case("autocast", "fast", lambda: (pair()[0], pair()[1].half()), context=lambda: torch.autocast("cpu")),
@@ -166,7 +167,8 @@ REFUSED = [
     case("sparse", "layout", first(lambda t: t.to_sparse())),
     case("lazily negated", "lazy_negation", first(lambda t: torch.complex(t, t).conj().imag)),
     case("complex", "complex", each(lambda t: torch.complex(t, t))),
-    case("integers", "dtype", lambda: (pair()[0], pair()[1].long())),
+    case("booleans", "dtype", lambda: (pair()[0], pair()[1].bool())),
+    case("integers as input", "dtype", lambda: (pair()[0].detach().long(), pair()[1])),
     case("half target", "dtype", lambda: (pair()[0].detach(), pair()[1].half())),
     case("double target", "dtype", lambda: (pair()[0].detach(), pair()[1].double())),
     case("mixed gradient", "dtype", lambda: (pair()[0], pair()[1].bfloat16())),

@@ -138,7 +138,7 @@ def test_fx_trace_while_patched():
 def test_warning_names_the_users_line(name, early_bound, served):
     fastpatch.enable()
     loss = EARLY[name] if early_bound else getattr(F, name)
-    target = torch.ones(3, dtype=torch.float32 if served else torch.int64)
+    target = torch.ones(3, dtype=torch.float32 if served else torch.float64)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loss(torch.ones(2, 3), target)

@@ -25,7 +25,7 @@ def refuse(reason):
     """One call of the loss that is refused for this reason."""
     x = torch.ones(3)
     calls = {
-        "dtype": lambda: F.smooth_l1_loss(x, x.long()),
+        "dtype": lambda: F.smooth_l1_loss(x, x.double()),
         "strides": lambda: F.smooth_l1_loss(torch.ones(6).half()[::2], x),
         "beta": lambda: F.smooth_l1_loss(x, x, beta=1e-40),
         "device": lambda: F.smooth_l1_loss(x.to("meta"), x.to("meta")),

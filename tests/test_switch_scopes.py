@@ -64,12 +64,12 @@ def test_disable_inside_an_enabled_scope_leaves_the_scope_on():
 
 
 def test_strict_scope_inside_a_lenient_one():
-    integers = Y.long()
+    other_dtype = Y.double()
     with enabled():
-        F.smooth_l1_loss(X, integers)
+        F.smooth_l1_loss(X, other_dtype)
         with enabled(strict=True), pytest.raises(fastpatch.FallbackError, match="dtype"):
-            F.smooth_l1_loss(X, integers)
-        F.smooth_l1_loss(X, integers)
+            F.smooth_l1_loss(X, other_dtype)
+        F.smooth_l1_loss(X, other_dtype)
     assert fastpatch.report().to_dict()["smooth_l1_loss"]["fallback"] == {"dtype": 2}
 
 

@@ -77,6 +77,12 @@ bool is_reduced_type(at::ScalarType dtype) {
   return dtype == at::kBFloat16 || dtype == at::kHalf;
 }
 
+// Those that PyTorch promotes to any floating-point type. (The larger unsigned ones it doesn't, and bool it doesn't
+// subtract.)
+bool is_whole_number_type(at::ScalarType dtype) {
+  return dtype == at::kByte || (c10::isIntegralType(dtype, /*includeBool=*/false) && c10::isSignedType(dtype));
+}
+
 // The dtype that stock computes in.
 Reason choose_dtype(LossCall* call) {
   at::ScalarType input = call->input->scalar_type();
@@ -94,6 +100,10 @@ Reason choose_dtype(LossCall* call) {
   const auto known = [](at::ScalarType type) {
     return type == at::kFloat || type == at::kDouble || is_reduced_type(type);
   };
+  if (known(input) && is_whole_number_type(target)) {
+    call->dtype = input;
+    return Reason::served;
+  }
   if (!known(input) || !known(target)) {
     return call->input->is_complex() || call->target->is_complex() ? Reason::complex : Reason::dtype;
   }

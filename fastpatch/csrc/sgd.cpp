@@ -1,6 +1,7 @@
 #include "sgd.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bitset>
 
 #include <ATen/EmptyTensor.h>
@@ -105,15 +106,28 @@ void run_share(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64
   }
 }
 
+// How many threads a parallel region really gets: $OMP_THREAD_LIMIT and $OMP_DYNAMIC may allow fewer than PyTorch asks
+// for.
+int64_t threads_of_a_region() {
+  std::atomic<int64_t> threads{0};
+  at::parallel_for(0, at::get_num_threads() * grain, grain, [&](int64_t, int64_t) { ++threads; });
+  return threads;
+}
+
 // Where stock divides a parameter among its threads, a reduced type has single numbers at the end of each share.
 std::vector<SgdSlice> as_stock_divides(const std::vector<SgdSlice>& slices) {
+  const auto is_divided = [](const SgdSlice& slice) {
+    return (slice.dtype == at::kBFloat16 || slice.dtype == at::kHalf) && slice.n > grain;
+  };
+  if (std::none_of(slices.begin(), slices.end(), is_divided)) {
+    return slices;
+  }
+  const int64_t threads = threads_of_a_region();
   std::vector<SgdSlice> shares;
-  shares.reserve(slices.size());
+  shares.reserve(slices.size() + static_cast<size_t>(threads));
   for (const SgdSlice& slice : slices) {
-    const bool reduced = slice.dtype == at::kBFloat16 || slice.dtype == at::kHalf;
-    const int64_t threads =
-        reduced && slice.n > grain ? std::min<int64_t>(at::get_num_threads(), at::divup(slice.n, grain)) : 1;
-    const int64_t share = at::divup(slice.n, threads);
+    const int64_t share =
+        is_divided(slice) ? at::divup(slice.n, std::min(threads, at::divup(slice.n, grain))) : slice.n;
     for (int64_t begin = 0; begin < slice.n; begin += share) {
       shares.push_back(part_of(slice, begin, std::min(slice.n, begin + share)));
     }

@@ -11,7 +11,7 @@ namespace {
 template <class Out, class In>
 void copy_dense(Out* out, const In* in, int64_t n) {
   int64_t i = 0;
-  if constexpr (!std::is_same_v<Out, In>) {
+  if constexpr (!std::is_same_v<Out, In> && !std::is_integral_v<In>) {
     using Reduced = std::conditional_t<is_reduced<In>, In, Out>;
     using V = Pair<Reduced, Rounding::last>;
     constexpr int64_t width = Vec<float>::size();
@@ -48,6 +48,7 @@ void copy(void* to, const Rows& from, int64_t columns, int64_t rows) {
   }
 }
 
+// From floating-point types: T itself, or float32 to or from a reduced type.
 template <class T>
 void choose(void* out, c10::ScalarType out_type, const Rows& in, int64_t columns, int64_t rows) {
   if (out_type == in.type) {
@@ -59,7 +60,36 @@ void choose(void* out, c10::ScalarType out_type, const Rows& in, int64_t columns
   }
 }
 
+template <class T>
+bool copy_integers(void* out, const Rows& in, int64_t columns, int64_t rows) {
+  switch (in.type) {
+#define FASTPATCH_COPY(type, name)         \
+  case c10::ScalarType::name:              \
+    copy<T, type>(out, in, columns, rows); \
+    return true;
+    AT_FORALL_INT_TYPES(FASTPATCH_COPY)
+#undef FASTPATCH_COPY
+    default:
+      return false;
+  }
+}
+
 void run(void* out, c10::ScalarType out_type, const Rows& in, int64_t columns, int64_t rows) {
+  const bool done = [&] {
+    switch (out_type) {
+      case c10::ScalarType::BFloat16:
+        return copy_integers<c10::BFloat16>(out, in, columns, rows);
+      case c10::ScalarType::Half:
+        return copy_integers<c10::Half>(out, in, columns, rows);
+      case c10::ScalarType::Double:
+        return copy_integers<double>(out, in, columns, rows);
+      default:
+        return copy_integers<float>(out, in, columns, rows);
+    }
+  }();
+  if (done) {
+    return;
+  }
   switch (out_type == c10::ScalarType::Float ? in.type : out_type) {
     case c10::ScalarType::BFloat16:
       return choose<c10::BFloat16>(out, out_type, in, columns, rows);

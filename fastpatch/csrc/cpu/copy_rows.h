@@ -15,7 +15,8 @@ struct Rows {
   int64_t row_stride;
 };
 
-// out, without gaps, = columns of rows. Types: equal ones, or one of them float32 and the other a reduced type.
+// out, without gaps, = columns of rows. Types: equal ones, or one of them float32 and the other a reduced type, or
+// whole numbers to any floating-point type.
 using CopyRows = void (*)(void* out, c10::ScalarType out_type, const Rows& in, int64_t columns, int64_t rows);
 
 namespace DEFAULT {
