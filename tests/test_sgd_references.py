@@ -171,21 +171,61 @@ def test_a_forked_child_steps_too(pair: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own modules, when the compiler first loads them
-def test_a_compiled_step_updates_as_stock_does(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=str)
+def test_a_compiled_step_is_stocks(lr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced code may round otherwise: with a tensor lr stock then makes a product of it and the gradient first."""
     # The compiler's first use replaces this method for good, which other tests needn't see.
     monkeypatch.setattr(SGD, "_init_group", SGD._init_group)
-    stock, ours = pair
-    fastpatch.enable("sgd", strict=True)
-    compiled = torch.compile(ours.step, backend="eager")
-    for number in range(3):
-        set_grads(pair, [values((19,), 10 + number), values((3, 5), 20 + number)])
-        compiled()
-        step_stock(stock)
-        for a, b in zip(params_of(stock), params_of(ours), strict=True):
-            assert bits_equal(a, b)
-            assert bits_equal(stock.state[a]["momentum_buffer"], ours.state[b]["momentum_buffer"])
-    # How much of a step is traced, and how much runs as it is and so is served, is the compiler's affair.
-    assert fastpatch.report().to_dict()["sgd"]["fallback"] == {}
+    shapes = ((19,), (3, 5))
+    pair = twins([values(shape, 1) for shape in shapes], momentum=0.9, weight_decay=0.01, lr=lr)
+    fallbacks: list[dict[str, int]] = []
+    for optimizer, scope in zip(pair, (fastpatch.disabled, fastpatch.enabled), strict=True):
+        torch._dynamo.reset()
+
+        def step(optimizer: Any = optimizer) -> None:
+            optimizer.step()
+
+        compiled = torch.compile(step, backend="eager")
+        with scope("sgd"):
+            for number in range(3):
+                set_grads([optimizer], [values(shape, 10 + number) for shape in shapes])
+                compiled()
+        fallbacks.append(fastpatch.report().to_dict()["sgd"]["fallback"])
+    torch._dynamo.reset()
+    for a, b in zip(*map(params_of, pair), strict=True):
+        assert bits_equal(a, b)
+        assert bits_equal(pair[0].state[a]["momentum_buffer"], pair[1].state[b]["momentum_buffer"])
+    # How much of a step is traced, and how much runs as it is and so is counted, is the compiler's affair.
+    assert fastpatch.report().to_dict()["sgd"]["fast"] == 0
+    assert fallbacks[1].keys() <= {"compiling"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_after_a_graph_break_is_refused() -> None:
+    """There the compiler still looks at every frame that starts."""
+    pair = twins([values((19,), 1)], [values((19,), 2)], momentum=0.9)
+    explained: list[Any] = []
+
+    @torch._dynamo.disable(recursive=False)
+    def middle(optimizer: Any) -> None:
+        explained.append(fastpatch.explain(optimizer.step))
+        optimizer.step()
+
+    def training(optimizer: Any) -> None:
+        middle(optimizer)
+
+    torch._dynamo.reset()
+    with fastpatch.disabled("sgd"):
+        torch.compile(training, backend="eager")(pair[0])
+    torch._dynamo.reset()
+    with fastpatch.enabled("sgd"):
+        torch.compile(training, backend="eager")(pair[1])
+        assert explained[1].reason == "compiling"
+        assert fastpatch.report().to_dict()["sgd"]["fast"] == 0
+        assert fastpatch.explain(pair[1].step).fast
+        training(pair[1])
+        assert fastpatch.report().to_dict()["sgd"]["fast"] == 1
+    torch._dynamo.reset()
 
 
 @pytest.mark.filterwarnings("ignore")
