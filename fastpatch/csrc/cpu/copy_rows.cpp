@@ -90,6 +90,8 @@ void run(void* out, c10::ScalarType out_type, const Rows& in, int64_t columns, i
   if (done) {
     return;
   }
+  // Anything else would write beyond a block.
+  TORCH_INTERNAL_ASSERT((out_type == c10::ScalarType::Double) == (in.type == c10::ScalarType::Double));
   switch (out_type == c10::ScalarType::Float ? in.type : out_type) {
     case c10::ScalarType::BFloat16:
       return choose<c10::BFloat16>(out, out_type, in, columns, rows);
