@@ -13,19 +13,16 @@ import torch
 import fastpatch
 
 NAN, INF = float("nan"), float("inf")
-# Signed zeros, subnormals (1e-40), the least normal and the greatest float32, infinities, NaN.
-EDGES = [
-    0.0,
-    -0.0,
-    1e-40,
-    -1e-40,
-    1.1754943508222875e-38,
-    3.4028234663852886e38,
-    -3.4028234663852886e38,
-    INF,
-    -INF,
-    NAN,
-]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def edges_of(dtype: torch.dtype) -> list[float]:
+    """Signed zeros, the least subnormals, a middling one, the least normal, the greatest number, infinities, NaN."""
+    info = torch.finfo(dtype)
+    least = info.smallest_normal * info.eps
+    pairs = [least, info.smallest_normal / 8, info.max, INF, 0.0]
+    return [*(sign * number for number in pairs for sign in (1, -1)), info.smallest_normal, NAN]
+
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -101,15 +98,15 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def values(shape: Sequence[int], seed: int, edges: float = 0.1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Random numbers, a share of them out of EDGES; never all zero."""
+    """Random numbers, a share of them out of edges_of(dtype); never all zero."""
     generator = torch.Generator().manual_seed(seed)
-    result = torch.randn(tuple(shape), generator=generator, dtype=torch.float32)
+    result = torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)
     chosen = torch.rand(tuple(shape), generator=generator) < edges
-    pool = torch.tensor(EDGES)[torch.randint(len(EDGES), tuple(shape), generator=generator)]
-    result = torch.where(chosen, pool, result)
+    special = torch.tensor(edges_of(dtype), dtype=dtype)
+    result = torch.where(chosen, special[torch.randint(len(special), tuple(shape), generator=generator)], result)
     if result.numel() and not result.any():
         result.view(-1)[0] = 0.375
-    return result.to(dtype)
+    return result
 
 
 # Layouts that are dense, so served, with the shapes that they suit.

@@ -50,24 +50,37 @@ def test_early_bound_step():
 @pytest.mark.parametrize(
     ("reason", "options"),
     [
-        ("foreach", {"foreach": True}),
+        (None, {"foreach": True}),
         ("fused", {"fused": True}),
-        ("tensor_hyperparameter", {"lr": torch.tensor(0.1)}),
+        (None, {"lr": torch.tensor(0.1)}),
+        (None, {"weight_decay": torch.tensor(0.1, dtype=torch.bfloat16)}),
+        ("tensor_hyperparameter", {"lr": torch.tensor([0.1])}),
+        ("tensor_hyperparameter", {"momentum": torch.tensor(0.9)}),
         ("hyperparameter", {"momentum": float("inf")}),
     ],
 )
 def test_step_by_options(reason, options):
-    check("sgd", refused(reason), optimizer_with([parameter()], **options).step)
+    check("sgd", SERVED if reason is None else refused(reason), optimizer_with([parameter()], **options).step)
+
+
+def test_step_of_parameters_that_share_memory_under_foreach():
+    one = parameter()
+    other = torch.nn.Parameter(one.detach())
+    other.grad = torch.ones(3)
+    check("sgd", SERVED, optimizer_with([one, other]).step)
+    optimizer = optimizer_with([{"params": [parameter()]}, {"params": [one, other], "foreach": True}])
+    check("sgd", refused("foreach"), optimizer.step)
+    assert explain(optimizer.step).detail.startswith("group 1: ")
 
 
 def test_step_by_tensors_names_the_place():
-    optimizer = optimizer_with([{"params": [parameter()]}, {"params": [parameter(), parameter(torch.float64)]}])
+    optimizer = optimizer_with([{"params": [parameter()]}, {"params": [parameter(), parameter(torch.complex64)]}])
     explanation = explain(optimizer.step)
-    assert (explanation.fast, explanation.reason) == refused("dtype")
+    assert (explanation.fast, explanation.reason) == refused("complex")
     assert explanation.detail.startswith("group 1, parameter 1: ")
     optimizer.step()
     # fast only if all are: those that can be served are served all the same
-    assert fastpatch.report().to_dict()["sgd"] == {"fast": 2, "fallback": {"dtype": 1}}
+    assert fastpatch.report().to_dict()["sgd"] == {"fast": 2, "fallback": {"complex": 1}}
 
 
 def differentiable_step():
@@ -97,12 +110,17 @@ def sgd_arguments(dtype=torch.float32):
     return ([torch.ones(3, dtype=dtype)], [torch.ones(3, dtype=dtype)], [None]), {**options, "foreach": False}
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, SERVED), (torch.float64, refused("dtype"))])
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.float16, SERVED), (torch.complex64, refused("complex"))])
 def test_the_function_sgd(dtype, expected):
     args, kwargs = sgd_arguments(dtype)
     with torch.no_grad():
         check("sgd", expected, sgd_module.sgd, *args, **kwargs)
-        check("sgd", refused("foreach"), sgd_module.sgd, *args, **{**kwargs, "foreach": True})
+        check("sgd", expected, sgd_module.sgd, *args, **{**kwargs, "foreach": True})
+        check("sgd", refused("fused"), sgd_module.sgd, *args, **{**kwargs, "fused": True})
+        (param,), (grad,), _ = args
+        twice = [param, param], [grad, grad], [None, None]
+        for foreach, answer in ((False, expected), (True, expected if expected != SERVED else refused("foreach"))):
+            check("sgd", answer, sgd_module.sgd, *twice, **{**kwargs, "foreach": foreach})
     check("sgd", refused("differentiable"), sgd_module.sgd, *args, **kwargs)
 
 
@@ -120,7 +138,7 @@ def snapshot(optimizer):
 
 @pytest.mark.parametrize("steps", [0, 2])
 def test_explaining_a_step_changes_no_tensor_version_or_state(steps):
-    optimizer = optimizer_with([parameter(), parameter(torch.float64)])
+    optimizer = optimizer_with([parameter(), parameter(torch.complex64)])
     for _ in range(steps):
         optimizer.step()
     optimizer.register_step_pre_hook(lambda *_: pytest.fail("explain ran a hook"))

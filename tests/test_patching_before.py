@@ -120,31 +120,3 @@ def test_a_mixed_group_keeps_stocks_choice_of_the_plain_loop(monkeypatch: pytest
         SGD(params, lr=0.1).step()
     assert devices == []
     assert fastpatch.report().to_dict()["sgd"] == {"fast": 1, "fallback": {"device": 1}}
-
-
-def test_flushed_denormals_of_each_thread(tmp_path: Any) -> None:
-    """The setting may differ among the threads of a pool, so each element must be updated by the thread stock uses."""
-    from _scripts import run_text
-
-    done = run_text(
-        """
-import torch, fastpatch
-torch.set_num_threads(2)
-torch.ones(1 << 20).add_(1)  # the pool's threads start here, with denormals
-torch.set_flush_denormal(True)
-def trained():
-    params = [torch.nn.Parameter(torch.full((n,), 1e-39)) for n in (40000, 1000, 70000)]
-    for p in params:
-        p.grad = torch.full_like(p, 1e-39)
-    optimizer = torch.optim.SGD(params, lr=0.5)
-    optimizer.step()
-    return params
-stock = trained()
-with fastpatch.enabled(strict=True):
-    ours = trained()
-print([int((a.view(torch.int32) != b.view(torch.int32)).sum()) for a, b in zip(stock, ours)])
-print(fastpatch.report().to_dict()["sgd"])
-""",
-        folder=tmp_path,
-    )
-    assert done.stdout.splitlines() == ["[0, 0, 0]", "{'fast': 3, 'fallback': {}}"]

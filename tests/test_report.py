@@ -58,15 +58,23 @@ def test_a_loss_call_is_one_unit():
 def test_a_parameter_is_one_unit_and_one_without_gradient_is_none():
     fastpatch.enable()
     without = torch.nn.Parameter(torch.ones(2))
-    torch.optim.SGD([parameter(), without, parameter(torch.float64), parameter()], lr=0.1).step()
-    assert counts() == {**NOTHING, "sgd": {"fast": 2, "fallback": {"dtype": 1}}}
+    torch.optim.SGD([parameter(), without, parameter(torch.complex64), parameter()], lr=0.1).step()
+    assert counts() == {**NOTHING, "sgd": {"fast": 2, "fallback": {"complex": 1}}}
 
 
 def test_a_refused_group_is_one_unit():
     fastpatch.enable()
-    groups = [{"params": [parameter(), parameter()], "foreach": True}, {"params": [parameter()]}]
+    groups = [{"params": [parameter(), parameter()], "fused": True}, {"params": [parameter()]}]
     torch.optim.SGD(groups, lr=0.1).step()
-    assert counts() == {**NOTHING, "sgd": {"fast": 1, "fallback": {"foreach": 1}}}
+    assert counts() == {**NOTHING, "sgd": {"fast": 1, "fallback": {"fused": 1}}}
+
+
+def test_a_group_that_one_parameter_makes_unfit_for_foreach_is_one_unit():
+    fastpatch.enable()
+    params = [parameter(), parameter(torch.complex64), parameter(), parameter(torch.complex64)]
+    groups = [{"params": params, "foreach": True}, {"params": [parameter()], "foreach": True}]
+    torch.optim.SGD(groups, lr=0.1).step()
+    assert counts() == {**NOTHING, "sgd": {"fast": 1, "fallback": {"complex": 1}}}
 
 
 def test_an_object_of_its_own():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -9,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 from _sgd_helpers import (
-    EDGES,
+    DTYPES,
     INF,
-    LAYOUTS,
     NAN,
     assert_same,
     assert_twins,
+    edges_of,
     in_layout,
     outcome,
-    parameter,
     served,
     set_grads,
     step_stock,
@@ -27,92 +27,29 @@ from _sgd_helpers import (
     values,
     with_odd_strides,
 )
+from _sgd_scenarios import HYPERS, NUMBERS, holds, one_group, run_scenario, scenarios, shapes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fastpatch
 
-FLOAT_MAX = 3.4028234663852886e38
-# What float32 can hold. 1e-50 is zero there, but not for Python: stock asks the double whether it is zero.
-NUMBERS = [0, 0.0, -0.0, 1, 2, -1, 0.1, 0.9, 1e-3, -0.37, 1e-40, 1e-50, 1e30, FLOAT_MAX, np.float64(0.7), np.float64(0)]
-numbers = st.sampled_from(NUMBERS)
-shapes = st.sampled_from([(shape, layout) for layout, (all_, _) in LAYOUTS.items() for shape in all_])
-
-
-@st.composite
-def hypers(draw: Any) -> dict[str, Any]:
-    names = ("lr", "momentum", "dampening", "weight_decay")
-    usual = draw(st.booleans())  # half of all steps: what a person would write
-    chosen = {name: draw(st.sampled_from([0.1, 0.01, 0.9, 0.5, 0, 1]) if usual else numbers) for name in names}
-    return {**chosen, "nesterov": draw(st.sampled_from([False, True, 1, 0])), "maximize": draw(st.booleans())}
-
-
-@st.composite
-def scenarios(draw: Any) -> dict[str, Any]:
-    groups = draw(st.lists(st.lists(shapes, max_size=4), min_size=1, max_size=3))
-    if not any(groups):
-        groups[0] = [((17,), "contiguous")]
-    total = sum(map(len, groups))
-    steps = [
-        {
-            "hypers": [draw(hypers()) for _ in groups],
-            "grads": [draw(st.sampled_from([True, True, True, False])) for _ in range(total)],
-        }
-        for _ in range(draw(st.integers(1, 4)))
-    ]
-    return {"groups": groups, "steps": steps, "seed": draw(st.integers(0, 10**6)), "odd": draw(st.booleans())}
-
-
-def one_group(shape: tuple[int, ...], *hypers: dict[str, Any]) -> dict[str, Any]:
-    plain = {"lr": 0.1, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False}
-    steps = [{"hypers": [{**plain, **hyper}], "grads": [True]} for hyper in hypers]
-    return {"groups": [[(shape, "contiguous")]], "steps": steps, "seed": 1, "odd": False}
-
-
-def run_scenario(scenario: dict[str, Any]) -> None:
-    seed, odd = scenario["seed"], scenario["odd"]
-
-    def tensor(place: int, shape: tuple[int, ...], layout: str) -> torch.Tensor:
-        result = in_layout(values(shape, seed + place), layout)
-        # Odd strides that differ between a parameter, its gradient and buffer are served if all are contiguous.
-        return with_odd_strides(result, seed + place) if odd and result.is_contiguous() else result
-
-    flat = [spec for group in scenario["groups"] for spec in group]
-    pair = []
-    for _ in range(2):
-        at = 0
-        groups = []
-        for specs in scenario["groups"]:
-            groups.append({"params": [parameter(tensor(at + i, *spec)) for i, spec in enumerate(specs)]})
-            at += len(specs)
-        pair.append(torch.optim.SGD(groups, lr=0.1))
-    for number, step in enumerate(scenario["steps"]):
-        grads = [
-            tensor(1000 * (number + 1) + i, *spec) if present else None
-            for i, (spec, present) in enumerate(zip(flat, step["grads"], strict=True))
-        ]
-        set_grads(pair, grads)
-        for optimizer in pair:
-            for group, hyper in zip(optimizer.param_groups, step["hypers"], strict=True):
-                group.update(hyper)
-        step_twins(pair, fast=sum(step["grads"]))
-        for state in pair[1].state.values():
-            assert not state["momentum_buffer"].requires_grad
-
 
 @given(scenarios())
 @example(one_group((67,), {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 1e-4}, {"momentum": 0.9}))
 @example(one_group((9,), {"momentum": 0.9, "nesterov": True, "maximize": True, "weight_decay": 0.1}))
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=100 if "ATEN_CPU_CAPABILITY" in os.environ else 250)
 def test_many_steps_of_any_groups_equal_stock(scenario: dict[str, Any]) -> None:
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("name", ["lr", "momentum", "dampening", "weight_decay"])
+@pytest.mark.parametrize("name", HYPERS)
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_every_number_in_every_place(name: str, number: Any) -> None:
-    hyper = {"momentum": 0.9, "weight_decay": 0.1, name: number}
-    run_scenario(one_group((255,), hyper, hyper, hyper))
+@pytest.mark.parametrize("foreach", [False, True])
+def test_every_number_in_every_place(foreach: bool, number: Any, name: str) -> None:
+    for dtype in DTYPES:
+        if holds(dtype, number):
+            hyper = {"momentum": 0.9, "weight_decay": 0.1, name: number, "foreach": foreach}
+            run_scenario(one_group((255,), hyper, hyper, hyper, dtype=dtype))
 
 
 def test_integer_lr_zero_keeps_the_sign_of_zero() -> None:
@@ -122,7 +59,7 @@ def test_integer_lr_zero_keeps_the_sign_of_zero() -> None:
         step_twins(pair, fast=1)
 
 
-@pytest.mark.parametrize("name", ["lr", "momentum", "dampening", "weight_decay"])
+@pytest.mark.parametrize("name", HYPERS)
 @pytest.mark.parametrize("number", [1e39, -1e39, NAN, INF, -INF, 2**60, 10**400, True, np.float32(0.5)], ids=repr)
 def test_numbers_that_float32_cannot_hold_are_left_to_stock(name: str, number: Any) -> None:
     pair = twins([values((19,), 1)], [values((19,), 2)], momentum=0.9, weight_decay=0.1)
@@ -191,11 +128,14 @@ def test_first_buffers_take_the_strides_that_stock_gives(weight_decay: float, ma
     assert_twins(*pair)
 
 
-def test_every_edge_meets_every_edge() -> None:
-    grid = torch.tensor([*EDGES, 1.0, -1.0, 0.5])
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_edge_meets_every_edge(dtype: torch.dtype, foreach: bool) -> None:
+    grid = torch.tensor([*edges_of(dtype), 1.0, -1.0, 0.5], dtype=dtype)
     param, grad = (axis.reshape(-1) for axis in torch.meshgrid(grid, grid, indexing="ij"))
-    for options in ({}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}):
-        pair = twins([param], [grad], **options)
+    every = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}
+    for options in ({}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, every):
+        pair = twins([param], [grad], foreach=foreach, **options)
         for shift in range(3):
             set_grads(pair, [grad.roll(shift)])
             step_twins(pair, fast=1)

@@ -8,18 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _sgd_helpers import params_of, served, step_twins, twins, values
+from _sgd_helpers import params_of, served, step_twins
+from _sgd_unfit import second, three
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastpatch
 
 Change = Callable[[Any], None]
-
-
-def three(**options: Any) -> tuple[Any, Any]:
-    edges = [values((19,), seed, edges=0) for seed in range(6)]
-    return twins(edges[:3], edges[3:], **options)
 
 
 # ---------------------------------------------------------------------------------------------------- a whole group
@@ -45,16 +41,32 @@ def fused_with_grad_scale(optimizer: Any) -> None:
         each["fused"] = True
 
 
-def learned_decay(optimizer: Any) -> None:
-    optimizer.param_groups[0]["weight_decay"] = torch.tensor(0.1, requires_grad=True)
+def shared_under_foreach(optimizer: Any) -> None:
+    optimizer.param_groups[0]["foreach"] = True
+    second(optimizer).data = optimizer.param_groups[0]["params"][0].detach()
+
+
+def tensor(name: str, number: Any, **options: Any) -> Change:
+    """A tensor of the optimizer's own as a hyperparameter."""
+    return lambda optimizer: optimizer.param_groups[0].update({name: torch.tensor(number, **options)})
 
 
 GROUPS: dict[str, tuple[Change, str]] = {
-    "foreach": (group(foreach=True), "foreach"),
+    "foreach_shared": (shared_under_foreach, "foreach"),
+    "foreach_number": (group(foreach=1), "foreach"),
     "fused": (group(fused=True), "fused"),
-    "tensor_lr": (group(lr=torch.tensor(0.1)), "tensor_hyperparameter"),
-    "tensor_decay": (group(weight_decay=torch.tensor(0.1)), "tensor_hyperparameter"),
-    "learned_decay": (learned_decay, "tensor_hyperparameter"),
+    "lr_of_a_dimension": (tensor("lr", [0.1]), "tensor_hyperparameter"),
+    "lr_of_two_dimensions": (tensor("lr", [[0.1]], dtype=torch.float64), "tensor_hyperparameter"),
+    "learned_lr": (tensor("lr", 0.1, requires_grad=True), "tensor_hyperparameter"),
+    "integer_lr": (tensor("lr", 1), "tensor_hyperparameter"),
+    "complex_lr_raises": (tensor("lr", 0.1 + 0.2j), "tensor_hyperparameter"),
+    "nan_lr_tensor": (tensor("lr", float("nan")), "hyperparameter"),
+    "huge_lr_tensor_raises": (tensor("lr", 1e39, dtype=torch.float64), "hyperparameter"),
+    "decay_of_a_dimension_raises": (tensor("weight_decay", [0.1]), "tensor_hyperparameter"),
+    "learned_decay": (tensor("weight_decay", 0.1, requires_grad=True), "tensor_hyperparameter"),
+    "bool_decay_raises": (tensor("weight_decay", True), "tensor_hyperparameter"),
+    "tensor_momentum": (tensor("momentum", 0.9), "tensor_hyperparameter"),
+    "tensor_dampening": (tensor("dampening", 0.1), "tensor_hyperparameter"),
     "float32_lr": (group(lr=np.float32(0.1)), "hyperparameter"),
     "bool_lr": (group(lr=True), "hyperparameter"),
     "nan_momentum": (group(momentum=float("nan")), "hyperparameter"),

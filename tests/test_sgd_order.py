@@ -155,7 +155,9 @@ def test_strict_raises_before_anything_is_written_also_with_hooks_and_profilers(
 
 
 @pytest.mark.parametrize(
-    "option", [{"lr": torch.tensor(0.1)}, {"foreach": True}, {"fused": True}, {"lr": NAN}], ids=repr
+    "option",
+    [{"lr": torch.tensor([0.1])}, {"momentum": torch.tensor(0.9)}, {"foreach": 1}, {"fused": True}, {"lr": NAN}],
+    ids=repr,
 )
 def test_strict_raises_for_a_later_group_too(option: dict[str, Any]) -> None:
     _, optimizer = pairs_of_groups(2, 2, momentum=0.9)

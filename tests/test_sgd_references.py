@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from _sgd_helpers import (
     twins,
     values,
 )
+from _threads import in_threads
 from torch.optim.sgd import sgd as early_bound_sgd
 
 import fastpatch
@@ -93,23 +93,6 @@ def test_a_bound_step_taken_while_patched(pair: tuple[Any, Any]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- threads and forks
-
-
-def in_threads(functions: list[Callable[[], Any]]) -> None:
-    errors: list[BaseException] = []
-
-    def run(function: Callable[[], Any]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    running = [threading.Thread(target=run, args=(function,)) for function in functions]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    assert not errors, errors
 
 
 @pytest.mark.parametrize("size", [19, 40_000])

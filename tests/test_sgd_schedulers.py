@@ -6,8 +6,9 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 from _sgd_helpers import assert_twins, served, set_grads, step_stock, twins, values
-from torch.optim.lr_scheduler import ConstantLR, OneCycleLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, OneCycleLR, SequentialLR, StepLR
 
 import fastpatch
 
@@ -19,6 +20,7 @@ def sequential(optimizer: Any) -> SequentialLR:
 SCHEDULERS = {
     "step": lambda o: StepLR(o, 2, 0.5),
     "one_cycle": lambda o: OneCycleLR(o, max_lr=0.5, total_steps=8),
+    "cosine": lambda o: CosineAnnealingLR(o, 4),
     "sequential": sequential,
 }
 
@@ -26,7 +28,11 @@ SCHEDULERS = {
 @pytest.mark.parametrize(("optimizer_first", "scheduler_first"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("step_first", [False, True])
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_work_as_ever(name: str, step_first: bool, optimizer_first: bool, scheduler_first: bool) -> None:
+@pytest.mark.parametrize("tensor", [False, True])
+def test_schedulers_work_as_ever(
+    tensor: bool, name: str, step_first: bool, optimizer_first: bool, scheduler_first: bool
+) -> None:
+    """A tensor as lr is written in place by all of them."""
     texts: list[list[str]] = []
     optimizers = []
     for patched in (False, True):
@@ -38,7 +44,8 @@ def test_schedulers_work_as_ever(name: str, step_first: bool, optimizer_first: b
         with warnings.catch_warnings(record=True) as caught, served(6 * patched):
             warnings.simplefilter("always")
             enable_if(not optimizer_first)
-            optimizer, _ = twins([values((19,), 1)], momentum=0.9)
+            lr = torch.tensor(0.1) if tensor else 0.1
+            optimizer, _ = twins([values((19,), 1)], momentum=0.9, lr=lr)
             enable_if(not scheduler_first)
             scheduler = SCHEDULERS[name](optimizer)
             enable_if(True)
@@ -47,7 +54,8 @@ def test_schedulers_work_as_ever(name: str, step_first: bool, optimizer_first: b
                 set_grads([optimizer], [values((19,), 10 + number)])
                 for do in (optimizer.step, scheduler.step)[:: 1 if step_first else -1]:
                     do()
-                hyper.append([optimizer.param_groups[0][key] for key in ("lr", "momentum")])
+                hyper.append([float(optimizer.param_groups[0][key]) for key in ("lr", "momentum")])
+                assert not tensor or optimizer.param_groups[0]["lr"] is lr
         fastpatch.disable()
         texts.append([str(warning.message) for warning in caught])
         optimizers.append((optimizer, hyper))

@@ -53,22 +53,24 @@ def test_a_parameter_in_two_groups(state: str, momenta: tuple[float, float], req
 # ------------------------------------------------------------------------------------------ parameters on one storage
 
 
-def two(size: int, **options: Any) -> tuple[SGD, SGD]:
-    return twins([values((size,), seed) for seed in (1, 2)], [values((size,), seed) for seed in (3, 4)], **options)
+def two(size: int, dtype: torch.dtype = torch.float32, **options: Any) -> tuple[SGD, SGD]:
+    tensors = [values((size,), seed, dtype=dtype) for seed in (1, 2, 3, 4)]
+    return twins(tensors[:2], tensors[2:], **options)
 
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("size", [50, 70_001])
 @pytest.mark.parametrize("shift", [0, 1, 17, None])
 @pytest.mark.parametrize("momentum", [0, 0.9])
-def test_parameters_that_share_a_storage(number: int, size: int, shift: int | None, momentum: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameters_that_share_a_storage(
+    dtype: torch.dtype, number: int, size: int, shift: int | None, momentum: float
+) -> None:
     """Overlapping ones are updated one after the other, as stock does; neighbours (shift None) may go in parallel."""
     offset = size if shift is None else shift
-    pair = twins(
-        [values((size,), seed) for seed in (1, 2)], [values((size,), seed) for seed in (3, 4)], momentum=momentum
-    )
+    pair = two(size, dtype, momentum=momentum)
     for optimizer in pair:
-        base = values((2 * size,), 5)
+        base = values((2 * size,), 5, dtype=dtype)
         for start, param in zip((0, offset), params_of(optimizer), strict=True):
             param.data = base[start : start + size]
     with threads(number):

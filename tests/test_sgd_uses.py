@@ -25,7 +25,7 @@ from _sgd_helpers import (
     values,
 )
 from torch.optim.lr_scheduler import StepLR
-from torch.optim.swa_utils import SWALR, AveragedModel
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import fastpatch
 
@@ -101,11 +101,14 @@ def test_wrong_arguments_raise_as_stock(pair: tuple[Any, Any], arguments: Any) -
 # ---------------------------------------------------------------------------------------- inside and around a backward
 
 
-def test_steps_taken_inside_the_backward() -> None:
+@pytest.mark.parametrize("foreach", [None, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_taken_inside_the_backward(dtype: torch.dtype, foreach: bool | None) -> None:
     results = []
+    options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "foreach": foreach}
     for patched in (False, True):
-        params = [torch.nn.Parameter(values((4, 4), seed, edges=0)) for seed in (1, 2, 3)]
-        optimizers = {param: torch.optim.SGD([param], lr=0.1, momentum=0.9) for param in params}
+        params = [torch.nn.Parameter(values((4, 4), seed, 0, dtype)) for seed in (1, 2, 3)]
+        optimizers = {param: torch.optim.SGD([param], **options) for param in params}
 
         def update(param: torch.Tensor, optimizers: Any = optimizers) -> None:
             optimizers[param].step()
@@ -116,29 +119,49 @@ def test_steps_taken_inside_the_backward() -> None:
         scope = fastpatch.enabled("sgd", strict=True) if patched else fastpatch.disabled("sgd")
         with scope, served(6 * patched):
             for _ in range(2):
-                (torch.ones(4) @ params[0] @ params[1] @ params[2]).square().sum().backward()
+                (torch.ones(4, dtype=dtype) @ params[0] @ params[1] @ params[2]).square().sum().backward()
         results.append((params, [optimizer.state_dict() for optimizer in optimizers.values()]))
     assert_same(*results)
 
 
-@pytest.mark.parametrize("bad", [False, True])
-def test_grad_scaler(bad: bool, pair: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("bad", [None, 0, 1])
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": True, "nesterov": True}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_grad_scaler(dtype: torch.dtype, options: dict[str, Any], clipped: bool, bad: int | None) -> None:
+    """A step whose gradients are not finite is skipped, be it the first: then there is no buffer yet."""
+    pair = twins([values((19,), 1, 0, dtype), values((3, 5), 2, 0, dtype)], momentum=0.9, **options)
     scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in pair]
-    for number in range(3):
-        skipped = bad and number == 1
+    for number in range(4):
         for optimizer, scaler in zip(pair, scalers, strict=True):
             optimizer.zero_grad()
-            loss = sum((param.nan_to_num(0.5, 1, -1) ** 2).sum() for param in params_of(optimizer))
-            scaler.scale(loss).backward()
-            if skipped:
+            scaler.scale(sum((param**2).sum() for param in params_of(optimizer))).backward()
+            if number == bad:
                 params_of(optimizer)[0].grad[0] = INF
             patched = optimizer is pair[1]
             scope = fastpatch.enabled("sgd", strict=True) if patched else fastpatch.disabled("sgd")
-            with scope, served(2 * (patched and not skipped)):
+            with scope, served(2 * (patched and number != bad)):
+                if clipped:
+                    scaler.unscale_(optimizer)
+                    torch.nn.utils.clip_grad_norm_(params_of(optimizer), 0.5)
                 scaler.step(optimizer)
                 scaler.update()
         assert_twins(*pair)
         assert_same(scalers[0].state_dict(), scalers[1].state_dict())
+        assert len(pair[1].state) == (0 if bad == number == 0 else 2)
+
+
+@pytest.mark.parametrize("foreach", [None, True])
+def test_grad_scaler_refuses_float16_as_ever(foreach: bool | None) -> None:
+    pair = twins([values((19,), 1, 0, torch.float16)], foreach=foreach)
+    results = []
+    for optimizer in pair:
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(params_of(optimizer)[0].sum()).backward()
+        with (fastpatch.enabled if optimizer is pair[1] else fastpatch.disabled)("sgd"), served():
+            results.append(outcome(scaler.step, optimizer))
+    assert results[0] == results[1] == (ValueError, "Attempting to unscale FP16 gradients.")
+    assert_twins(*pair)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -151,26 +174,31 @@ def test_autocast_changes_nothing(pair: tuple[Any, Any], dtype: torch.dtype) -> 
     assert_twins(*pair)
 
 
-def test_stochastic_weight_averaging() -> None:
+@pytest.mark.parametrize("average", ["swa", "ema", "swa with buffers"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("foreach", [None, True])
+def test_averages_of_the_weights(foreach: bool | None, dtype: torch.dtype, average: str) -> None:
     averages = []
     for patched in (False, True):
-        model = torch.nn.Linear(5, 3)
+        model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.BatchNorm1d(3)).to(dtype)
         with torch.no_grad():
             for seed, param in enumerate(model.parameters()):
                 param.copy_(values(param.shape, seed, edges=0))
-        averaged = AveragedModel(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        ema = get_ema_multi_avg_fn(0.9) if average == "ema" else None
+        averaged = AveragedModel(model, multi_avg_fn=ema, use_buffers=average == "swa with buffers")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)
         scheduler = SWALR(optimizer, swa_lr=0.05, anneal_epochs=2)
+        data = [values((4, 5), seed, 0, dtype) for seed in range(3)]
         scope = fastpatch.enabled("sgd", strict=True) if patched else fastpatch.disabled("sgd")
-        with scope, served(6 * patched):
-            for seed in range(3):
-                model(values((4, 5), seed, edges=0)).square().sum().backward()
+        with scope, served(12 * patched):
+            for batch in data:
+                model(batch).square().sum().backward()
                 optimizer.step()
                 averaged.update_parameters(model)
                 scheduler.step()
-        averages.append((list(averaged.parameters()), list(model.parameters())))
-    for one, other in zip(*averages, strict=True):
-        assert all(bits_equal(a, b) for a, b in zip(one, other, strict=True))
+        update_bn(data, averaged)
+        averages.append([*averaged.state_dict().values(), *model.state_dict().values()])
+    assert all(bits_equal(a, b) for a, b in zip(*averages, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------- copies and pickles

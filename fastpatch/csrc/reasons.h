@@ -35,9 +35,10 @@ namespace fastpatch {
   X(sparse_grad, "the gradient is sparse")                                                                            \
   X(overlap, "a parameter shares memory with its own gradient or momentum buffer")                                    \
   X(momentum_buffer, "the momentum buffer is not a plain tensor like its parameter")                                  \
-  X(hyperparameter, "a hyperparameter is not a Python number that float32 can hold")                                  \
+  X(hyperparameter, "a hyperparameter is not a Python number that float32 and the parameters' dtype can hold")        \
   X(tensor_hyperparameter,                                                                                            \
-    "a hyperparameter is a tensor: only lr and weight_decay may be, on the CPU, without dimensions or gradient")      \
+    "a hyperparameter is a tensor: only lr and weight_decay may be, on the CPU, without dimensions or gradient, "     \
+    "apart from what the step writes")                                                                                \
   X(foreach, "foreach=True, and parameters of a group share memory: then the order of its operations shows")          \
   X(fused, "fused=True: stock's kernel rounds in another order, which depends on how torch was compiled")             \
   X(differentiable, "differentiable=True: the step itself is differentiated")                                         \

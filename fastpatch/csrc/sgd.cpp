@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bitset>
+#include <limits>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
@@ -177,6 +178,18 @@ at::Tensor first_buffer(const SgdItem& item, const SgdHyper& hyper) {
   return at::Tensor(at::detail::empty_strided_cpu(item.grad->sizes(), item.grad->strides(), item.grad->scalar_type()));
 }
 
+// float64 is not used to its limits: no hyperparameter goes beyond those of float32.
+double largest_number(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kHalf:
+      return std::numeric_limits<at::Half>::max();
+    case at::kBFloat16:
+      return std::numeric_limits<at::BFloat16>::max();
+    default:
+      return std::numeric_limits<float>::max();
+  }
+}
+
 // The dtypes of which a buffer is still to be made.
 using Dtypes = std::bitset<static_cast<size_t>(at::ScalarType::NumOptions)>;
 
@@ -244,7 +257,33 @@ Reason check_sgd_item(const SgdItem& item) {
   return overlap(buffer, param) || overlap(buffer, grad) ? Reason::overlap : Reason::served;
 }
 
-Reason check_sgd_order(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
+bool write_hyper(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
+  for (const void* tensor : hyper.tensors) {
+    const auto* const byte = static_cast<const char*>(tensor);
+    const auto holds = [byte](const SgdItem::Tensor& written) {
+      return written->defined() && overlap({byte, byte + 1}, memory_of(*written));
+    };
+    for (size_t i = begin; byte != nullptr && i < end; ++i) {
+      if (holds(items[i].param) || holds(items[i].buffer) || (writes_grad(hyper) && holds(items[i].grad))) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+Reason check_sgd_group(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
+  const auto is_too_small = [&](const SgdItem& item) {
+    return hyper.largest > largest_number(item.param->scalar_type());
+  };
+  if (C10_UNLIKELY(hyper.largest > largest_number(at::kHalf)) &&
+      std::any_of(
+          items.begin() + static_cast<int64_t>(begin), items.begin() + static_cast<int64_t>(end), is_too_small)) {
+    return Reason::hyperparameter;
+  }
+  if (write_hyper(items, begin, end, hyper)) {
+    return Reason::tensor_hyperparameter;
+  }
   if (!hyper.foreach) {
     return Reason::served;
   }

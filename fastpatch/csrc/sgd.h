@@ -34,9 +34,13 @@ bool lets_others_run(const std::vector<SgdItem>& items);
 // Judges the tensors; the caller has judged their Python objects and the thread.
 Reason check_sgd_item(const SgdItem& item);
 
-// May items[begin, end), which passed their check, be updated one by one, although the request is to take all through
+// Do the hyperparameters suit items[begin, end), which passed their check: can each dtype hold them, are they not in
+// memory that the items write, and may the items be updated one by one if the request is to take all of them through
 // one operation after the other?
-Reason check_sgd_order(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper);
+Reason check_sgd_group(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper);
+
+// Do items[begin, end) write to where a hyperparameter comes from? Stock reads it anew for each parameter.
+bool write_hyper(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper);
 
 // Updates items[begin, end) in place, as stock's loop over them would. All must have passed the checks.
 // May release the GIL, which the caller must hold.

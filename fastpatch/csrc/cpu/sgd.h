@@ -17,7 +17,9 @@ struct SgdHyper {
   bool has_momentum;
   bool nesterov;
   bool maximize;
-  bool foreach;  // all parameters take one operation after the other, not one parameter after the other
+  bool foreach;    // all parameters take one operation after the other, not one parameter after the other
+  double largest;  // magnitude of what is rounded to a parameter's dtype, of which stock raises if that can't hold it
+  const void* tensors[2];  // where lr and weight_decay come from, if they are tensors; else null
 };
 
 // Stock's foreach=True adds Nesterov's momentum to the gradient in place, unless it has made a new one by then.

@@ -32,20 +32,21 @@ bool is_number(PyObject* object, double* value) {
 namespace {
 
 // What a plain floating-point tensor without dimensions and gradient holds.
-bool is_tensor_number(PyObject* object, double* value) {
+bool is_tensor_number(PyObject* object, double* value, const void** memory) {
   const at::Tensor* tensor = exact_tensor(object);
   if (tensor == nullptr || check_floating(*tensor) != Reason::served || tensor->dim() != 0 || tensor->requires_grad() ||
       check_storage(*tensor, *tensor) != Reason::served) {
     return false;
   }
   *value = tensor->item<double>();
+  *memory = tensor->const_data_ptr();
   return true;
 }
 
 }  // namespace
 
-Reason check_number(PyObject* object, bool takes_tensor, double* value) {
-  if (!is_number(object, value) && !(takes_tensor && is_tensor_number(object, value))) {
+Reason check_number(PyObject* object, double* value, const void** memory) {
+  if (!is_number(object, value) && (memory == nullptr || !is_tensor_number(object, value, memory))) {
     return is_tensor(object) ? Reason::tensor_hyperparameter : Reason::hyperparameter;
   }
   const bool fits = std::abs(*value) <= std::numeric_limits<float>::max();  // false for NaN

@@ -8,9 +8,9 @@
 namespace fastpatch {
 
 // A float, int or numpy.float64 that becomes a finite float32. NaN, infinities, bools and other types are refused.
-// With takes_tensor also what one number in a plain floating-point tensor without dimensions and gradient says, which
-// PyTorch asks for with item().
-Reason check_number(PyObject* object, bool takes_tensor, double* value);
+// With memory also what one number in a plain floating-point tensor without dimensions and gradient says, which
+// PyTorch asks for with item(); *memory is where it lies.
+Reason check_number(PyObject* object, double* value, const void** memory = nullptr);
 
 // A float, int or numpy.float64 of any value, NaN and infinities included.
 bool is_number(PyObject* object, double* value);

@@ -1,6 +1,9 @@
 // What a step reads of an optimizer's groups, parameters and states, and writes back to the states.
 #include "optimizer.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "../python_tensor.h"
 #include "numbers.h"
 #include "optimizer_facts.h"
@@ -157,7 +160,7 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
       return {why, -1, i};
     }
   }
-  const Reason order = check_sgd_order(step->items, begin, step->items.size(), hyper);
+  const Reason order = check_sgd_group(step->items, begin, step->items.size(), hyper);
   if (order != Reason::served) {
     return {order};
   }
@@ -188,14 +191,14 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
   const struct {
     PyObject* object;
     double* value;
+    const void** memory;
   } numbers[] = {
-      {objects.lr, &lr},
-      {objects.momentum, &momentum},
-      {objects.dampening, &dampening},
-      {objects.weight_decay, &weight_decay}};
+      {objects.lr, &lr, &hyper->tensors[0]},
+      {objects.momentum, &momentum, nullptr},
+      {objects.dampening, &dampening, nullptr},
+      {objects.weight_decay, &weight_decay, &hyper->tensors[1]}};
   for (const auto& number : numbers) {
-    const bool takes_tensor = number.value == &lr || number.value == &weight_decay;
-    const Reason reason = check_number(number.object, takes_tensor, number.value);
+    const Reason reason = check_number(number.object, number.value, number.memory);
     if (reason != Reason::served) {
       return reason;
     }
@@ -210,6 +213,10 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
   hyper->foreach = objects.foreach_ == Py_True;
   hyper->decay = weight_decay != 0.0;
   hyper->has_momentum = momentum != 0.0;
+  hyper->largest = std::max(std::abs(lr), std::abs(weight_decay));
+  if (hyper->has_momentum) {
+    hyper->largest = std::max({hyper->largest, std::abs(1.0 - dampening), hyper->nesterov ? std::abs(momentum) : 0.0});
+  }
   return Reason::served;
 }
 
@@ -244,6 +251,12 @@ Refusal read_step(PyObject* self, OptimizerStep* step) {
     if (refusal.reason != Reason::served) {
       refusal.group = i;
       return refusal;
+    }
+  }
+  for (size_t i = 0; i < step->groups.size(); ++i) {
+    const StepGroup& group = step->groups[i];
+    if (write_hyper(step->items, 0, group.items.begin, group.hyper)) {
+      return {Reason::tensor_hyperparameter, static_cast<Py_ssize_t>(i)};
     }
   }
   if (lets_others_run(step->items)) {

@@ -227,7 +227,7 @@ PyObject* serve_places(
     }
     items[i].own();
   }
-  const Reason order = check_sgd_order(items, 0, n, hyper);
+  const Reason order = check_sgd_group(items, 0, n, hyper);
   if (order != Reason::served) {
     return refuse_group(entry, state, order, arguments);
   }
@@ -297,7 +297,7 @@ PyObject* explain_function(PyObject*, PyObject* args, PyObject* keywords) {
       items.push_back(std::move(item));
     }
     if (reason == Reason::served) {
-      reason = check_sgd_order(items, 0, items.size(), hyper);
+      reason = check_sgd_group(items, 0, items.size(), hyper);
       place = -1;
     }
     return PyErr_Occurred() ? nullptr : Py_BuildValue("snn", reason_code(reason), Py_ssize_t{-1}, place);
