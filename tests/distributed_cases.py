@@ -131,6 +131,35 @@ def replaced_shards() -> Any:
     return model, SGD([{"params": [model.a]}, {"params": [model.b], "momentum": 0}], lr=0.01, momentum=0.9)
 
 
+@case
+def in_two_groups() -> Any:
+    """As add_param_group would refuse it: the first group makes the buffer that the second then finds."""
+    model, optimizer = replaced_shards()
+    optimizer.param_groups[1].update(momentum=0.9)
+    optimizer.param_groups[1]["params"].append(model.a)
+    return model, optimizer
+
+
+class _Late(SGD):
+    """Withholds the gradient of the second parameter at the first step."""
+
+    def zero_grad(self, *args: Any) -> None:
+        super().zero_grad(*args)
+        self.steps = getattr(self, "steps", 0) + 1
+
+    def step(self, closure: Any = None) -> Any:
+        if self.steps == 1:
+            self.param_groups[0]["params"][1].grad = None
+        return super().step(closure)
+
+
+@case
+def late_gradient_foreach() -> Any:
+    """Then stock makes one buffer and updates the other by itself, which counts versions."""
+    model, _ = replaced_shards()
+    return model, _Late([model.a, model.b], lr=0.01, momentum=0.9, foreach=True)
+
+
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> None:
     for step in range(steps):
         torch.manual_seed(100 * step + dist.get_rank())

@@ -28,6 +28,7 @@ PARAMS = {
     "tensor_parallel": 4,
     "two_meshes": 6,
     "replaced_shards": 2,
+    "in_two_groups": 3,
 }
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
@@ -62,13 +63,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_every_case_is_judged(results: list[dict[str, Any]]) -> None:
     for rank in results:
-        assert rank.keys() == {*PARAMS, "zero_redundancy", "checkpoint", "partial_gradient"}
+        assert rank.keys() == {*PARAMS, "late_gradient_foreach", "zero_redundancy", "checkpoint", "partial_gradient"}
 
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_a_training_of_two_processes(results: list[dict[str, Any]], name: str) -> None:
     for rank in results:
         assert rank[name] == {"case": name, "same": True, "fast": PARAMS[name] * STEPS, "fallback": {}}
+
+
+def test_a_gradient_that_comes_late(results: list[dict[str, Any]]) -> None:
+    for rank in results:
+        late = {"case": "late_gradient_foreach", "same": True, "fast": 2 * STEPS - 1, "fallback": {}}
+        assert rank["late_gradient_foreach"] == late
 
 
 def test_each_process_updates_its_part_of_the_parameters(results: list[dict[str, Any]]) -> None:

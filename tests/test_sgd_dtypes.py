@@ -108,6 +108,29 @@ print(fastpatch.report().to_dict()["sgd"])
     assert report == "{'fast': 48, 'fallback': {}}"
 
 
+def test_a_tiny_number_is_flushed_as_the_calling_thread_does(tmp_path: Path) -> None:
+    """Where that flushes denormals, an lr of 1e-40 is zero for the threads of the pool too, which don't."""
+    done = run_text(
+        """
+import torch, fastpatch
+torch.set_num_threads(2)
+torch.ones(1 << 20).add_(1)  # the pool's threads start here, with denormals
+torch.set_flush_denormal(True)
+def trained(dtype):
+    p = torch.nn.Parameter(torch.ones(70000, dtype=dtype))
+    p.grad = torch.full((70000,), 3e38, dtype=dtype)
+    torch.optim.SGD([p], lr=1e-40).step()
+    return p.detach()
+for dtype in (torch.float32, torch.bfloat16):
+    stock = trained(dtype)
+    with fastpatch.enabled(strict=True):
+        print(torch.equal(stock, trained(dtype)), bool((stock == 1).all()))
+""",
+        folder=tmp_path,
+    )
+    assert done.stdout.split() == ["True"] * 4
+
+
 # ------------------------------------------------------------------------------------------------- numbers, tensors
 
 

@@ -53,7 +53,7 @@ def tensor(name: str, number: Any, **options: Any) -> Change:
 
 GROUPS: dict[str, tuple[Change, str]] = {
     "foreach_shared": (shared_under_foreach, "foreach"),
-    "foreach_number": (group(foreach=1), "foreach"),
+    "foreach_number": (group(foreach=1), "arguments"),
     "fused": (group(fused=True), "fused"),
     "lr_of_a_dimension": (tensor("lr", [0.1]), "tensor_hyperparameter"),
     "lr_of_two_dimensions": (tensor("lr", [[0.1]], dtype=torch.float64), "tensor_hyperparameter"),

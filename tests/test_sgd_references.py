@@ -212,6 +212,40 @@ def test_a_step_after_a_graph_break_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_frames_that_were_compiled_before_still_run_compiled() -> None:
+    """With such a stance nothing new is compiled, but a step's frames that are compiled already are used."""
+    (optimizer,) = twins([values((19,), 1)], [values((19,), 2)], momentum=0.9)[:1]
+    runs: list[int] = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        def run(*args: Any) -> Any:
+            runs.append(len(graph.graph.nodes))
+            return graph.forward(*args)
+
+        return run
+
+    def training() -> None:
+        torch._dynamo.graph_break()
+        optimizer.step()
+
+    torch._dynamo.reset()
+    seen = []
+    for scope in (fastpatch.disabled, fastpatch.enabled):
+        torch._dynamo.reset()
+        compiled = torch.compile(training, backend=backend)
+        with scope("sgd"), torch.no_grad():
+            compiled()
+            compiled()
+            runs.clear()
+            with torch.compiler.set_stance("eager_on_recompile"):
+                compiled()
+        seen.append(len(runs))
+    torch._dynamo.reset()
+    assert fastpatch.report().to_dict()["sgd"]["fast"] == 0
+    assert bool(seen[0]) == bool(seen[1])
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_steps_stay_fast_after_torch_compile_was_used(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first use in a process wraps SGD._init_group, which changes nothing outside of compiled code."""
     from torch._dynamo.eval_frame import TorchPatcher

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/forward_grad.h>
 
 namespace fastpatch {
 namespace {
@@ -108,6 +109,10 @@ Reason check_thread() {
   if (C10_UNLIKELY(included != plain_included || excluded != plain_excluded)) {
     return explain_thread(included, excluded);
   }
+  // A tensor could be asked for its tangent, but under a lock that other threads hold while they wait for the GIL.
+  if (C10_UNLIKELY(torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr)) {
+    return Reason::forward_ad;
+  }
   return Reason::served;
 }
 
@@ -118,9 +123,6 @@ bool is_autocasting() {
 Reason check_tensor(const at::Tensor& tensor) {
   if (C10_UNLIKELY(tensor.key_set() != plain_keys)) {
     return explain_keys(tensor);
-  }
-  if (C10_UNLIKELY(tensor._fw_grad(/*level=*/0).defined())) {
-    return Reason::forward_ad;
   }
   return Reason::served;
 }

@@ -8,7 +8,7 @@
 
 namespace fastpatch {
 
-// Is this a strided, unwrapped CPU tensor without a forward-mode tangent? The dispatch keys answer for device, layout,
+// Is this a strided, unwrapped CPU tensor? The dispatch keys answer for device, layout,
 // negation, subclasses, functorch and inference at once; only a refusal looks at them one by one.
 Reason check_tensor(const at::Tensor& tensor);
 

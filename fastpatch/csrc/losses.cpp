@@ -196,9 +196,13 @@ at::Tensor loss_value(const LossCall& call) {
   }
 }
 
+bool is_recorded(const at::Tensor& input, const at::Tensor& target) {
+  return at::GradMode::is_enabled() && (input.requires_grad() || target.requires_grad());
+}
+
 at::Tensor loss(const LossCall& call) {
   const ObservedRange range(loss_of(call.name).range);
-  const bool records = at::GradMode::is_enabled() && (call.input->requires_grad() || call.target->requires_grad());
+  const bool records = is_recorded(*call.input, *call.target);
   if (records && call.threshold == 0) {
     // Nothing to gain but the way through Python: stock's graph is of three operators, the second of which keeps the
     // difference.

@@ -77,6 +77,9 @@ Reason check_loss(LossCall* call);
 // The call must have passed the check.
 at::Tensor loss(const LossCall& call);
 
+// Will autograd record it? Then the GIL must not be held: PyTorch locks a leaf while it waits for the GIL.
+bool is_recorded(const at::Tensor& input, const at::Tensor& target);
+
 // The same without autograd.
 at::Tensor loss_value(const LossCall& call);
 

@@ -17,7 +17,7 @@ namespace fastpatch {
   X(inference_mode, "inside torch.inference_mode()")                                                                  \
   X(inference_tensor, "a tensor made inside torch.inference_mode()")                                                  \
   X(dispatch_state, "the thread's dispatch keys are not those of plain eager code")                                   \
-  X(forward_ad, "a tensor carries a forward-mode tangent")                                                            \
+  X(forward_ad, "inside a level of forward-mode differentiation, where tensors may carry tangents")                   \
   X(device, "a tensor is not on the CPU")                                                                             \
   X(layout, "a tensor is not strided (sparse, mkldnn, nested, ...)")                                                  \
   X(lazy_negation, "a lazily negated or conjugated view; `.resolve_neg()` makes it plain")                            \
@@ -39,7 +39,9 @@ namespace fastpatch {
   X(tensor_hyperparameter,                                                                                            \
     "a hyperparameter is a tensor: only lr and weight_decay may be, on the CPU, without dimensions or gradient, "     \
     "apart from what the step writes")                                                                                \
-  X(foreach, "foreach=True, and parameters of a group share memory: then the order of its operations shows")          \
+  X(foreach,                                                                                                          \
+    "foreach=True, and parameters of a group share memory, so that its order of operations shows, or not all are "    \
+    "DTensors")                                                                                                       \
   X(fused, "fused=True: stock's kernel rounds in another order, which depends on how torch was compiled")             \
   X(differentiable, "differentiable=True: the step itself is differentiated")                                         \
   X(grad_scale, "a GradScaler handed grad_scale or found_inf to the step")                                            \

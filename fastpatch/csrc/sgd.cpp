@@ -311,6 +311,7 @@ void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHy
   // All memory is had before the first write: running out of it leaves nothing half done.
   for (size_t i = begin; i < end; ++i) {
     SgdItem& item = items[i];
+    item.has_own_operations = !hyper.foreach || apart[static_cast<size_t>(item.param->scalar_type())];
     if (item.first && !item.buffer->defined()) {
       item.buffer = SgdItem::Tensor::owned(first_buffer(item, hyper));
     }
@@ -324,7 +325,7 @@ void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHy
          item.param->numel(),
          item.param->scalar_type(),
          item.first,
-         hyper.foreach && !apart[static_cast<size_t>(item.param->scalar_type())]});
+         !item.has_own_operations});
   }
   int64_t total = 0;
   for (size_t i = begin; i < end; ++i) {

@@ -10,8 +10,9 @@
 
 namespace fastpatch {
 
-// A parameter of a group with all that its update touches. The tensors are borrowed, as counting references to what
-// Python holds costs more than the update of a small one, until own() is called: before other code can run.
+// A parameter of a group with all that its update touches. Parameter and buffer are borrowed, as counting references to
+// what Python holds costs more than the update of a small one, until own() is called: before other code can run. The
+// gradient is always owned: a backward in another thread may drop it without the GIL.
 struct SgdItem {
   using Tensor = c10::MaybeOwned<at::Tensor>;
 
@@ -20,6 +21,8 @@ struct SgdItem {
   Tensor buffer;          // undefined: no momentum, or its first step and sgd_step() is to make it
   bool first = false;     // its first step with momentum: the buffer is written, not read
   bool is_shard = false;  // of DTensors, which count versions for it
+  // Found out by sgd_step(): stock updates its buffer by operations of its own, even with foreach=True.
+  bool has_own_operations = true;
 
   void own() {
     for (Tensor* tensor : {&param, &grad, &buffer}) {

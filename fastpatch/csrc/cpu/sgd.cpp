@@ -61,13 +61,20 @@ void choose_nesterov(const SgdHyper& hyper, const SgdScalars<T>& scalars, const 
 
 template <class T>
 void choose(const SgdHyper& hyper, const SgdSlice& slice) {
-  const auto rounded = [](double number) { return static_cast<T>(static_cast<Opmath<T>>(number)); };
+  const auto& numbers = [&]() -> const auto& {
+    if constexpr (std::is_same_v<T, double>) {
+      return hyper.doubles;
+    } else {
+      return hyper.floats;
+    }
+  }();
+  const auto momentum = static_cast<T>(numbers.momentum);
   const SgdScalars<T> scalars{
-      rounded(hyper.weight_decay),
-      slice.rounds_momentum ? static_cast<Opmath<T>>(rounded(hyper.momentum)) : static_cast<Opmath<T>>(hyper.momentum),
-      rounded(hyper.momentum),
-      rounded(hyper.one_minus_dampening),
-      rounded(hyper.minus_lr),
+      static_cast<T>(numbers.weight_decay),
+      slice.rounds_momentum ? static_cast<Opmath<T>>(momentum) : numbers.momentum,
+      momentum,
+      static_cast<T>(numbers.one_minus_dampening),
+      static_cast<T>(numbers.minus_lr),
       hyper.maximize};
   if (hyper.has_momentum) {
     slice.first ? choose_nesterov<T, Momentum::first>(hyper, scalars, slice)

@@ -7,13 +7,18 @@
 
 namespace fastpatch {
 
-// In double, as Python has them; a kernel rounds them to what its dtype is computed in.
+template <class Number>
+struct SgdNumbers {
+  Number weight_decay;
+  Number momentum;
+  Number one_minus_dampening;
+  Number minus_lr;
+};
+
 struct SgdHyper {
-  double weight_decay;
-  double momentum;
-  double one_minus_dampening;
-  double minus_lr;
-  bool decay;  // weight_decay != 0, judged before it was rounded
+  SgdNumbers<double> doubles;  // as Python has them
+  SgdNumbers<float> floats;    // rounded by the thread that took the call: others may flush denormals
+  bool decay;                  // weight_decay != 0, judged before it was rounded
   bool has_momentum;
   bool nesterov;
   bool maximize;

@@ -52,6 +52,7 @@ PyObject* serve(const ParsedLossCall& parsed, LossTarget& target, Switch state, 
   LossCall call = parsed;
   call.input = &input;
   call.target = &wanted;
+  const bool recorded = is_recorded(input, wanted);
   if (C10_UNLIKELY(parsed.broadcasts() || parsed.is_legacy())) {
     if (!warn(target, parsed)) {
       return nullptr;
@@ -60,9 +61,12 @@ PyObject* serve(const ParsedLossCall& parsed, LossTarget& target, Switch state, 
       *reason = Reason::shape_mismatch;
       return nullptr;
     }
-    const Expanded expanded(call);
-    input = expanded.input;
-    wanted = expanded.target;
+    {
+      const ReleaseGil release(recorded);
+      const Expanded expanded(call);
+      input = expanded.input;
+      wanted = expanded.target;
+    }
     *reason = check_loss(&call);  // whoever handles warnings may have done anything
     if (*reason != Reason::served) {
       return nullptr;
@@ -70,7 +74,7 @@ PyObject* serve(const ParsedLossCall& parsed, LossTarget& target, Switch state, 
   }
   at::Tensor output;
   {
-    const ReleaseGil release(input.numel() >= release_gil_from);
+    const ReleaseGil release(recorded || input.numel() >= release_gil_from);
     output = loss(call);
   }
   target.count_fast(state, 1);

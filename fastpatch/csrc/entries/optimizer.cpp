@@ -81,7 +81,7 @@ Reason read_dtensors(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem*
 
 Reason read_tensors(const at::Tensor& param, const at::Tensor& grad, PyObject* buffer, SgdItem* item) {
   item->param = SgdItem::Tensor::borrowed(param);
-  item->grad = SgdItem::Tensor::borrowed(grad);
+  item->grad = SgdItem::Tensor::owned(at::Tensor(grad));
   if (buffer != Py_None) {
     if (exact_tensor(buffer) == nullptr) {
       return Reason::momentum_buffer;
@@ -115,6 +115,9 @@ Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
   item.first = has_momentum && buffer == Py_None;
   reason = sharded ? read_dtensors(param, face, buffer, &item, step) : read_tensors(tensor, grad, buffer, &item);
   if (reason == Reason::served) {
+    if (!step->sharded.empty()) {
+      item.own();
+    }
     if (item.first) {
       step->first_steps.push_back({step->items.size(), Owned::borrow(param), Owned::borrow(state), {}});
     }
@@ -182,7 +185,7 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
     }
   }
   if (objects.foreach_ == nullptr || (objects.foreach_ != Py_None && !PyBool_Check(objects.foreach_))) {
-    return Reason::foreach;
+    return Reason::arguments;
   }
   if (objects.fused == nullptr || !is_none_or_false(objects.fused)) {
     return Reason::fused;
@@ -206,10 +209,10 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
   if (!parse_flag(objects.nesterov, &hyper->nesterov) || !parse_flag(objects.maximize, &hyper->maximize)) {
     return Reason::hyperparameter;
   }
-  hyper->weight_decay = weight_decay;
-  hyper->momentum = momentum;
-  hyper->one_minus_dampening = 1.0 - dampening;
-  hyper->minus_lr = PyLong_CheckExact(objects.lr) ? 0.0 - lr : -lr;  // -0 is 0 for an int
+  const double minus_lr = PyLong_CheckExact(objects.lr) ? 0.0 - lr : -lr;  // -0 is 0 for an int
+  hyper->doubles = {weight_decay, momentum, 1.0 - dampening, minus_lr};
+  const auto rounded = [](double number) { return static_cast<float>(number); };
+  hyper->floats = {rounded(weight_decay), rounded(momentum), rounded(1.0 - dampening), rounded(minus_lr)};
   hyper->foreach = objects.foreach_ == Py_True;
   hyper->decay = weight_decay != 0.0;
   hyper->has_momentum = momentum != 0.0;
@@ -292,6 +295,7 @@ bool make_states(OptimizerStep& step, const StepGroup& group) {
     ShardedParam& tensors = step.sharded[sharded];
     if (is_made) {
       item.first = false;
+      first.buffer = Owned::borrow(buffer);
       tensors.buffer = Owned::borrow(buffer);
       if (read_shards(tensors.param.get(), tensors.grad.get(), buffer, &item) != Reason::served) {
         PyErr_SetString(
@@ -312,8 +316,7 @@ bool make_states(OptimizerStep& step, const StepGroup& group) {
 bool finish_group(OptimizerStep& step, const StepGroup& group) {
   for (size_t i = group.sharded.begin; i < group.sharded.end; ++i) {
     const ShardedParam& sharded = step.sharded[i];
-    const bool first = step.items[sharded.item].first;
-    count_versions_of_dtensors(sharded.param.get(), sharded.buffer.get(), first, group.hyper);
+    count_versions_of_dtensors(sharded.param.get(), sharded.buffer.get(), step.items[sharded.item], group.hyper);
   }
   for (size_t i = group.first_steps.begin; i < group.first_steps.end; ++i) {
     FirstStep& first = step.first_steps[i];

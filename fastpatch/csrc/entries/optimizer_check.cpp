@@ -84,7 +84,7 @@ bool is_compiling() {
   if (!callback) {
     PyErr_Clear();
   }
-  return callback && callback.get() != Py_None && callback.get() != Py_False;
+  return callback && callback.get() != Py_None;  // False: only frames compiled before run compiled
 }
 
 void expect_sgd(PyObject* proxy) {

@@ -70,6 +70,19 @@ Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) 
       return Reason::arguments;
     }
   }
+  if (in_torch_function_mode()) {
+    return Reason::torch_function;  // the mode is to see every operation of the step
+  }
+  const Reason thread = check_thread();
+  if (thread != Reason::served) {
+    return thread;
+  }
+  if (is_compiling()) {
+    return Reason::compiling;
+  }
+  if (at::GradMode::is_enabled()) {
+    return Reason::differentiable;
+  }
   for (const int scalar : {grad_scale, found_inf}) {
     if (bound[scalar] != nullptr && bound[scalar] != Py_None) {
       return Reason::grad_scale;
@@ -92,13 +105,7 @@ Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) 
   if (PyList_GET_SIZE(bound[grads]) != n || (hyper->has_momentum && PyList_GET_SIZE(bound[buffers]) != n)) {
     return Reason::arguments;
   }
-  if (in_torch_function_mode()) {
-    return Reason::torch_function;  // the mode is to see every operation of the step
-  }
-  if (is_compiling()) {
-    return Reason::compiling;
-  }
-  return at::GradMode::is_enabled() ? Reason::differentiable : check_thread();
+  return Reason::served;
 }
 
 // The objects at one place of the three lists.
@@ -108,10 +115,33 @@ struct Place {
   PyObject* buffer;  // None: no momentum, or its first step
 };
 
-Place place_at(PyObject* const* bound, size_t i, bool has_momentum) {
-  const auto at = [&](int list) { return PyList_GET_ITEM(bound[list], static_cast<Py_ssize_t>(i)); };
-  return {at(params), at(grads), has_momentum ? at(buffers) : Py_None};
-}
+// The lists as they were when the call came: reading DTensors runs Python code.
+class Places {
+ public:
+  Places(PyObject* const* bound, bool has_momentum)
+      : params_(PyList_AsTuple(bound[params])),
+        grads_(PyList_AsTuple(bound[grads])),
+        buffers_(has_momentum ? PyList_AsTuple(bound[buffers]) : nullptr),
+        complete_(params_ && grads_ && (buffers_ || !has_momentum)) {}
+
+  // False with a Python error set.
+  explicit operator bool() const {
+    return complete_;
+  }
+  size_t size() const {
+    return static_cast<size_t>(PyTuple_GET_SIZE(params_.get()));
+  }
+  Place operator[](size_t i) const {
+    const auto at = [i](const Owned& list) { return PyTuple_GET_ITEM(list.get(), static_cast<Py_ssize_t>(i)); };
+    return {at(params_), at(grads_), buffers_ ? at(buffers_) : Py_None};
+  }
+
+ private:
+  Owned params_;
+  Owned grads_;
+  Owned buffers_;
+  bool complete_;
+};
 
 // One place of the three lists, or why it can't be served.
 Reason parse_item(const Place& place, bool has_momentum, SgdItem* item) {
@@ -125,7 +155,7 @@ Reason parse_item(const Place& place, bool has_momentum, SgdItem* item) {
     }
   }
   item->param = SgdItem::Tensor::borrowed(*exact_tensor(place.param));
-  item->grad = SgdItem::Tensor::borrowed(*exact_tensor(place.grad));
+  item->grad = SgdItem::Tensor::owned(at::Tensor(*exact_tensor(place.grad)));
   if (place.buffer != Py_None) {
     if (exact_tensor(place.buffer) == nullptr) {
       return Reason::momentum_buffer;
@@ -172,18 +202,19 @@ bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_s
   return static_cast<bool>(result);
 }
 
-// Serves places [begin, end).
+// Serves places [begin, end); puts first buffers into the list of them.
 bool call_fast(
     Switch state,
     std::vector<SgdItem>& items,
-    PyObject* const* bound,
+    const Places& places,
+    PyObject* made_buffers,
     const SgdHyper& hyper,
     size_t begin,
     size_t end) {
   std::vector<Owned> made(end - begin);  // the first buffers of DTensors
   for (size_t i = begin; i < end; ++i) {
     if (items[i].is_shard && items[i].first) {
-      made[i - begin] = make_sharded_buffer(place_at(bound, i, hyper.has_momentum).grad, &items[i]);
+      made[i - begin] = make_sharded_buffer(places[i].grad, &items[i]);
       if (!made[i - begin]) {
         return false;
       }
@@ -192,13 +223,12 @@ bool call_fast(
   sgd_step(items, begin, end, hyper);
   for (size_t i = begin; i < end; ++i) {
     if (items[i].is_shard) {
-      const Place place = place_at(bound, i, hyper.has_momentum);
-      count_versions_of_dtensors(place.param, place.buffer, items[i].first, hyper);
+      count_versions_of_dtensors(places[i].param, places[i].buffer, items[i], hyper);
     }
     if (items[i].first) {
       Owned& buffer = made[i - begin];
       PyObject* given = buffer ? Py_NewRef(buffer.get()) : wrap(*items[i].buffer);
-      if (given == nullptr || PyList_SetItem(bound[buffers], static_cast<Py_ssize_t>(i), given) < 0) {
+      if (given == nullptr || PyList_SetItem(made_buffers, static_cast<Py_ssize_t>(i), given) < 0) {
         return false;
       }
     }
@@ -217,11 +247,15 @@ PyObject* refuse_group(const Entry& entry, Switch state, Reason reason, const Ar
 
 PyObject* serve_places(
     const Entry& entry, Switch state, PyObject* const* bound, const SgdHyper& hyper, const Arguments& arguments) {
-  const auto n = static_cast<size_t>(PyList_GET_SIZE(bound[params]));
+  const Places places(bound, hyper.has_momentum);
+  if (!places) {
+    return nullptr;
+  }
+  const size_t n = places.size();
   std::vector<SgdItem> items(n);
   std::vector<Reason> reasons(n);
   for (size_t i = 0; i < n; ++i) {
-    reasons[i] = parse_item(place_at(bound, i, hyper.has_momentum), hyper.has_momentum, &items[i]);
+    reasons[i] = parse_item(places[i], hyper.has_momentum, &items[i]);
     if (reasons[i] != Reason::served && (hyper.foreach || forbids_fallback(state))) {
       return refuse_group(entry, state, reasons[i], arguments);
     }
@@ -249,7 +283,7 @@ PyObject* serve_places(
     }
     const bool done =
         fast
-            ? call_fast(state, items, bound, hyper, begin, end)
+            ? call_fast(state, items, places, bound[buffers], hyper, begin, end)
             : call_stock(
                   entry.stock, bound, hyper.has_momentum, static_cast<Py_ssize_t>(begin), static_cast<Py_ssize_t>(end));
     if (!done) {
@@ -289,16 +323,18 @@ PyObject* explain_function(PyObject*, PyObject* args, PyObject* keywords) {
     SgdHyper hyper{};
     Reason reason = parse_sgd({args, keywords}, bound, &hyper);
     Py_ssize_t place = -1;
-    std::vector<SgdItem> items;
-    for (Py_ssize_t i = 0; reason == Reason::served && i < PyList_GET_SIZE(bound[params]); ++i) {
-      SgdItem item;
-      reason = parse_item(place_at(bound, static_cast<size_t>(i), hyper.has_momentum), hyper.has_momentum, &item);
-      place = i;
-      items.push_back(std::move(item));
-    }
     if (reason == Reason::served) {
-      reason = check_sgd_group(items, 0, items.size(), hyper);
-      place = -1;
+      const Places places(bound, hyper.has_momentum);
+      std::vector<SgdItem> items(places ? places.size() : 0);
+      for (size_t i = 0; reason == Reason::served && i < items.size(); ++i) {
+        reason = parse_item(places[i], hyper.has_momentum, &items[i]);
+        items[i].own();
+        place = static_cast<Py_ssize_t>(i);
+      }
+      if (reason == Reason::served) {
+        reason = check_sgd_group(items, 0, items.size(), hyper);
+        place = -1;
+      }
     }
     return PyErr_Occurred() ? nullptr : Py_BuildValue("snn", reason_code(reason), Py_ssize_t{-1}, place);
   } catch (...) {

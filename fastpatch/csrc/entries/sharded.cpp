@@ -57,16 +57,19 @@ bool equal(PyObject* a, PyObject* b) {
 
 // Whether every element is whole in its place: no placement but these, a sum over processes above all.
 bool are_plain_placements(PyObject* placements) {
-  static const Owned plain[] = {
-      Owned(attribute_of_module("torch.distributed.tensor.placement_types", "Shard")),
-      Owned(attribute_of_module("torch.distributed.tensor.placement_types", "Replicate")),
-      Owned(attribute_of_module("torch.distributed.tensor.placement_types", "_StridedShard"))};
+  static PyObject* plain[3];  // not initialised under C++'s guard, which would be held while Python code runs
+  if (plain[2] == nullptr) {
+    constexpr auto* module = "torch.distributed.tensor.placement_types";
+    plain[0] = attribute_of_module(module, "Shard");
+    plain[1] = attribute_of_module(module, "Replicate");
+    plain[2] = attribute_of_module(module, "_StridedShard");
+  }
   if (placements == nullptr || !PyTuple_CheckExact(placements)) {
     return false;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(placements); ++i) {
     auto* type = reinterpret_cast<PyObject*>(Py_TYPE(PyTuple_GET_ITEM(placements, i)));
-    if (type != plain[0].get() && type != plain[1].get() && type != plain[2].get()) {
+    if (type != plain[0] && type != plain[1] && type != plain[2]) {
       return false;
     }
   }
@@ -88,17 +91,17 @@ bool same_division(PyObject* spec, PyObject* other) {
   return true;
 }
 
-// The shard of a DTensor that is divided as `spec` says. Borrowed from the DTensor.
+// The shard of a DTensor that is divided as `spec` says.
 Reason read_shard(PyObject* object, PyObject* spec, SgdItem::Tensor* shard) {
   const Owned own_spec = attribute(object, names().spec);
-  const Owned local = attribute(object, names().local_tensor);
-  if (!own_spec || !local || exact_tensor(local.get()) == nullptr) {
-    return Reason::subclass;
-  }
-  if (!same_division(spec, own_spec.get())) {
+  if (!own_spec || !same_division(spec, own_spec.get())) {
     return Reason::placements;
   }
-  *shard = SgdItem::Tensor::borrowed(*exact_tensor(local.get()));
+  const Owned local = attribute(object, names().local_tensor);
+  if (!local || exact_tensor(local.get()) == nullptr) {
+    return Reason::subclass;
+  }
+  *shard = SgdItem::Tensor::owned(at::Tensor(*exact_tensor(local.get())));
   return Reason::served;
 }
 
@@ -118,15 +121,21 @@ bool is_dtensor(PyObject* object) {
 
 Reason read_shards(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem* item) {
   if (!is_dtensor(grad)) {
-    return Reason::subclass;
+    return Reason::placements;
   }
   if (buffer != Py_None && !is_dtensor(buffer)) {
     return Reason::momentum_buffer;
   }
   const Owned spec = attribute(param, names().spec);
   const Owned placements = spec ? attribute(spec.get(), names().placements) : Owned();
-  if (!are_plain_placements(placements.get()) || any_tensor(param).sizes() != any_tensor(grad).sizes()) {
+  if (!are_plain_placements(placements.get())) {
     return Reason::placements;
+  }
+  for (PyObject* other : {grad, buffer}) {
+    if (other != Py_None && (any_tensor(param).sizes() != any_tensor(other).sizes() ||
+                             any_tensor(param).strides() != any_tensor(other).strides())) {
+      return Reason::placements;
+    }
   }
   const struct {
     PyObject* object;
@@ -158,12 +167,11 @@ Owned make_sharded_buffer(PyObject* grad, SgdItem* item) {
   return buffer;
 }
 
-void count_versions_of_dtensors(PyObject* param, PyObject* buffer, bool first, const SgdHyper& hyper) {
-  if (hyper.foreach) {
-    return;
+void count_versions_of_dtensors(PyObject* param, PyObject* buffer, const SgdItem& item, const SgdHyper& hyper) {
+  if (!hyper.foreach) {
+    any_tensor(param).unsafeGetTensorImpl()->bump_version();
   }
-  any_tensor(param).unsafeGetTensorImpl()->bump_version();
-  if (hyper.has_momentum && !first) {
+  if (hyper.has_momentum && !item.first && item.has_own_operations) {
     any_tensor(buffer).unsafeGetTensorImpl()->bump_version();
     any_tensor(buffer).unsafeGetTensorImpl()->bump_version();
   }
