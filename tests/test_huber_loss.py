@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from _any_loss_call import FLOATS, GRAIN, Operand, grad_output_of, memory_of
+from _capability import assert_capability_is_the_one_asked_for, outer_run_only, run_at_default
 from _helpers import as_stock, served, threads
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -276,18 +275,12 @@ def test_autocast_saves_casts_that_later_changes_do_not_reach() -> None:
 
 def test_capability_is_the_one_asked_for() -> None:
     """Below, this file runs again under ATEN_CPU_CAPABILITY; this proves that ATen obeyed."""
-    asked = os.environ.get("ATEN_CPU_CAPABILITY")
-    if asked is None:
-        pytest.skip("ATen chooses")
-    assert torch.backends.cpu.get_cpu_capability() == asked.upper()
+    assert_capability_is_the_one_asked_for()
 
 
-@pytest.mark.skipif("ATEN_CPU_CAPABILITY" in os.environ, reason="is the inner run, or somebody else's choice")
+@outer_run_only
 def test_same_without_vector_instructions() -> None:
     """ATen picks its capability once per process, so another one has to run it."""
     chosen = "are_those_of_stock or capability or (number_of_threads and 32769-2)"
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-k", chosen, "-p", "no:cacheprovider"]
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "6 passed" in run.stdout, run.stdout
+    output = run_at_default([__file__], chosen)
+    assert "6 passed" in output, output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _capability import assert_capability_is_the_one_asked_for, outer_run_only, run_at_default
 from _scripts import run_text
 from _sgd_helpers import (
     DTYPES,
@@ -276,13 +276,10 @@ def test_the_function_in_all_dtypes(dtype: torch.dtype) -> None:
 
 def test_capability_is_the_one_asked_for() -> None:
     """Below, these files run again under ATEN_CPU_CAPABILITY; this proves that ATen obeyed."""
-    asked = os.environ.get("ATEN_CPU_CAPABILITY")
-    if asked is None:
-        pytest.skip("ATen chooses")
-    assert torch.backends.cpu.get_cpu_capability() == asked.upper()
+    assert_capability_is_the_one_asked_for()
 
 
-@pytest.mark.skipif("ATEN_CPU_CAPABILITY" in os.environ, reason="is the inner run, or somebody else's choice")
+@outer_run_only
 def test_same_without_vector_instructions() -> None:
     """ATen picks its capability once per process, so another one has to run it."""
     names = ["test_sgd.py", Path(__file__).name, "test_sgd_foreach.py"]
@@ -291,8 +288,5 @@ def test_same_without_vector_instructions() -> None:
         "many_steps or every_edge or large_parameters or ends_of_each or thread_counts or all_dtypes or capability"
         " or as_stock_writes or rounded or first_gradients"
     )
-    command = [sys.executable, "-m", "pytest", *files, "-q", "-k", chosen, "-p", "no:cacheprovider"]
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "70 passed" in run.stdout, run.stdout
+    output = run_at_default(files, chosen)
+    assert "70 passed" in output, output

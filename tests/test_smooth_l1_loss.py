@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack
 
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from _capability import assert_capability_is_the_one_asked_for, outer_run_only, run_at_default
 from _helpers import assert_same, served, threads
 from _smooth_l1_loss_bits import (
     COUNTS,
@@ -191,19 +189,13 @@ def test_bits_of_two_python_threads_at_once() -> None:
 
 def test_capability_is_the_one_asked_for() -> None:
     """Below, this file runs again under ATEN_CPU_CAPABILITY; this proves that ATen obeyed."""
-    asked = os.environ.get("ATEN_CPU_CAPABILITY")
-    if asked is None:
-        pytest.skip("ATen chooses")
-    assert torch.backends.cpu.get_cpu_capability() == asked.upper()
+    assert_capability_is_the_one_asked_for()
 
 
-@pytest.mark.skipif("ATEN_CPU_CAPABILITY" in os.environ, reason="is the inner run, or somebody else's choice")
+@outer_run_only
 def test_same_without_vector_instructions() -> None:
     """ATen picks its capability once per process, so another one has to run it."""
     chosen = "are_those_of_stock or capability or (number_of_threads and 32769)"
     files = [__file__, __file__.replace("loss.py", "loss_mixtures.py")]
-    command = [sys.executable, "-m", "pytest", *files, "-q", "-k", chosen, "-p", "no:cacheprovider"]
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "15 passed" in run.stdout, run.stdout
+    output = run_at_default(files, chosen)
+    assert "15 passed" in output, output

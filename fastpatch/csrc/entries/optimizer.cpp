@@ -79,25 +79,14 @@ Reason read_dtensors(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem*
   return reason;
 }
 
-Reason read_tensors(const at::Tensor& param, const at::Tensor& grad, PyObject* buffer, SgdItem* item) {
-  item->param = SgdItem::Tensor::borrowed(param);
-  item->grad = SgdItem::Tensor::owned(at::Tensor(grad));
-  if (buffer != Py_None) {
-    if (exact_tensor(buffer) == nullptr) {
-      return Reason::momentum_buffer;
-    }
-    item->buffer = SgdItem::Tensor::borrowed(*exact_tensor(buffer));
-  }
-  return check_sgd_item(*item);
-}
-
 Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
   const bool sharded = exact_tensor(param) == nullptr;
   if (C10_UNLIKELY(sharded && !is_dtensor(param))) {
     return why_not_exact(param);
   }
   const at::Tensor& tensor = any_tensor(param);
-  const at::Tensor& grad = tensor.unsafeGetTensorImpl()->grad();
+  // A copy before anything is asked of it: a backward in another thread may put another one in its place.
+  at::Tensor grad = tensor.unsafeGetTensorImpl()->grad();
   if (!grad.defined()) {
     return tensor.is_leaf() || tensor.retains_grad() ? Reason::served : Reason::non_leaf;
   }
@@ -113,7 +102,8 @@ Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
   }
   SgdItem item;
   item.first = has_momentum && buffer == Py_None;
-  reason = sharded ? read_dtensors(param, face, buffer, &item, step) : read_tensors(tensor, grad, buffer, &item);
+  reason =
+      sharded ? read_dtensors(param, face, buffer, &item, step) : read_tensors(tensor, std::move(grad), buffer, &item);
   if (reason == Reason::served) {
     if (!step->sharded.empty()) {
       item.own();
@@ -176,6 +166,18 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
 }
 
 }  // namespace
+
+Reason read_tensors(const at::Tensor& param, at::Tensor grad, PyObject* buffer, SgdItem* item) {
+  item->param = SgdItem::Tensor::borrowed(param);
+  item->grad = SgdItem::Tensor::owned(std::move(grad));
+  if (buffer != Py_None) {
+    if (exact_tensor(buffer) == nullptr) {
+      return Reason::momentum_buffer;
+    }
+    item->buffer = SgdItem::Tensor::borrowed(*exact_tensor(buffer));
+  }
+  return check_sgd_item(*item);
+}
 
 Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
   for (PyObject* object :

@@ -22,6 +22,9 @@ struct HyperObjects {
 
 Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper);
 
+// The item of plain tensors, of which `first` is set; buffer may be None. Or why it can't be served.
+Reason read_tensors(const at::Tensor& param, at::Tensor grad, PyObject* buffer, SgdItem* item);
+
 // Places in one of OptimizerStep's vectors.
 struct Places {
   size_t begin;

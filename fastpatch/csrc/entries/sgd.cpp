@@ -154,15 +154,7 @@ Reason parse_item(const Place& place, bool has_momentum, SgdItem* item) {
       return why_not_exact(object);
     }
   }
-  item->param = SgdItem::Tensor::borrowed(*exact_tensor(place.param));
-  item->grad = SgdItem::Tensor::owned(at::Tensor(*exact_tensor(place.grad)));
-  if (place.buffer != Py_None) {
-    if (exact_tensor(place.buffer) == nullptr) {
-      return Reason::momentum_buffer;
-    }
-    item->buffer = SgdItem::Tensor::borrowed(*exact_tensor(place.buffer));
-  }
-  return check_sgd_item(*item);
+  return read_tensors(*exact_tensor(place.param), *exact_tensor(place.grad), place.buffer, item);
 }
 
 // Hands places [begin, end) to stock, and takes the buffers it made even when it raises half-way.
