@@ -7,6 +7,7 @@ leaves is ever loaded.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import importlib.machinery
@@ -32,7 +33,7 @@ from types import ModuleType
 
 import torch
 
-from . import _compile
+from . import _compile, _compilers, _ninja, _nvcc
 from ._errors import BuildError
 from ._locks import fork_safe
 
@@ -44,6 +45,7 @@ _OTHER_CACHE = "set FASTPATCH_CACHE_DIR to a folder of your own"
 
 _guard = fork_safe(threading.Lock)
 _outcome: ModuleType | BuildError | None = None
+_without_cuda: str | None = None
 
 
 def load() -> ModuleType:
@@ -93,22 +95,25 @@ def load_from(sources: Path) -> ModuleType:
 
 def _find_or_build(sources: Path, cache: Path) -> ModuleType:
     entry = Entry.of(sources, cache)
-    compiler = _compile.find_compiler()
-    # Without a compiler any library of this key will do: container images drop it after a first run.
-    sought = compiler if isinstance(compiler, _compile.Compiler) else None
+    compiler = _compilers.find_compiler()
+    tools = Tools(
+        # Without a compiler any library of this key will do: container images drop it after a first run.
+        compiler if isinstance(compiler, _compilers.Compiler) else None,
+        _nvcc.find_toolkit() if any(sources.rglob("*.cu")) else "there are no CUDA sources",
+    )
     unusable = None
-    if entry.is_private() and (found := entry.find(sought)):
+    if entry.is_private() and (found := entry.find(tools)):
         try:
-            return _import(found.path)
+            return _load(found)
         except Exception as error:
-            if sought is None:
+            if tools.compiler is None:
                 raise BuildError(f"{found.path} can't be loaded ({error}), nor rebuilt: {compiler}") from error
             unusable = found
     if isinstance(compiler, BuildError):
         raise compiler
-    built = _build(sources, entry, compiler, unusable)
+    built = _build(sources, entry, tools, unusable)
     try:
-        return _import(built.path)
+        return _load(built)
     except Exception as error:
         raise BuildError(
             f"the native library was built, but can't be loaded: {error}; remove {entry.folder} and try"
@@ -117,11 +122,24 @@ def _find_or_build(sources: Path, cache: Path) -> ModuleType:
 
 
 @dataclass(frozen=True)
+class Tools:
+    """What can build here: a C++ compiler or None, and a CUDA toolkit or why there is none."""
+
+    compiler: _compilers.Compiler | None
+    toolkit: _nvcc.Toolkit | str
+
+    @property
+    def cuda(self) -> _nvcc.Toolkit | None:
+        return None if isinstance(self.toolkit, str) else self.toolkit
+
+
+@dataclass(frozen=True)
 class Library:
     """A library in the cache whose manifest fits it."""
 
     path: Path
     sha256: str
+    without_cuda: str | None  # why it has no CUDA kernels
 
 
 @dataclass(frozen=True)
@@ -143,19 +161,25 @@ class Entry:
             "cuda_archs": os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
             "python_abi": str(sysconfig.get_config_var("SOABI")),
             "machine": platform.machine(),
-            "flags": _compile.FLAGS,
+            "flags": _ninja.FLAGS,
             "sources": _digest(sources),
         }
         key = _sha256(json.dumps(parts, sort_keys=True).encode())[:16]
         tag = re.sub(r"[^\w.+-]", "_", f"torch-{parts['torch']}-{parts['python_abi']}")
         return cls(cache, cache / f"{tag}-{key}", parts)
 
-    def place(self, compiler: _compile.Compiler) -> Path:
-        return self.folder / f"native-{_sha256(compiler.identity.encode())[:8]}.so"
+    def place(self, tools: Tools) -> Path:
+        """Of the library that these tools make, or would; a pattern for all that fit, where one is missing."""
+        compiler = _sha256(tools.compiler.identity.encode())[:8] if tools.compiler else "*"
+        cuda = f"-cuda-{_sha256(tools.cuda.identity.encode())[:8]}" if tools.cuda else ""
+        return self.folder / f"native-{compiler}{cuda}.so"
 
-    def find(self, compiler: _compile.Compiler | None) -> Library | None:
-        """A verified library of this compiler; of any if None."""
-        paths = [self.place(compiler)] if compiler else sorted(self.folder.glob("native-*.so"))
+    def find(self, tools: Tools) -> Library | None:
+        """A verified library of these tools. Without a compiler any will do; without a CUDA toolkit, one that has
+        kernels for CUDA is best."""
+        place = self.place(tools).name
+        patterns = [place] if tools.cuda else [place.replace(".so", "-cuda-*.so"), place]
+        paths = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
         return next(filter(None, map(_verified, paths)), None)
 
     def is_private(self) -> bool:
@@ -212,11 +236,24 @@ def _user(uid: int) -> str:
 
 def _verified(path: Path) -> Library | None:
     try:
-        expected = json.loads(path.with_suffix(".json").read_bytes())["sha256"]
+        manifest = json.loads(path.with_suffix(".json").read_bytes())
+        expected, without_cuda = manifest["sha256"], manifest.get("without_cuda")
         found = _sha256(path.read_bytes())
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # missing, or a damaged manifest
         return None
-    return Library(path, found) if found == expected else None
+    return Library(path, found, without_cuda) if found == expected else None
+
+
+def why_no_cuda() -> str | None:
+    """Why the library that is loaded has no CUDA kernels, in a sentence; None if it has them."""
+    return _without_cuda
+
+
+def _load(library: Library) -> ModuleType:
+    global _without_cuda
+    module = _import(library.path)
+    _without_cuda = library.without_cuda
+    return module
 
 
 def _import(path: Path) -> ModuleType:
@@ -230,13 +267,13 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
-def _build(sources: Path, entry: Entry, compiler: _compile.Compiler, unusable: Library | None) -> Library:
+def _build(sources: Path, entry: Entry, tools: Tools, unusable: Library | None) -> Library:
     """Compile into the cache, unless another process does so first. ``unusable`` failed to load."""
     timeout = _compile.timeout()
     progress = _compile.Progress()
     entry.create()
     with _locked(entry.folder / "build.lock", timeout, progress):
-        if (found := entry.find(compiler)) and found != unusable:
+        if (found := entry.find(tools)) and found != unusable:
             return found
         for leftover in entry.folder.glob("build-*/"):  # we hold the lock: whoever made these is dead
             shutil.rmtree(leftover, ignore_errors=True)
@@ -244,23 +281,47 @@ def _build(sources: Path, entry: Entry, compiler: _compile.Compiler, unusable: L
         try:
             progress.say(
                 f"compiling the native library for torch {torch.__version__} (once; about 60-90 s on two"
-                f" cores) into {entry.folder}"
+                f" cores{', twice that with CUDA' if tools.cuda else ''}) into {entry.folder}"
             )
             start = time.monotonic()
-            built = _compile.compile_library(sources, folder, compiler, timeout, progress)
+            built, without_cuda = _compile_with(tools, sources, folder, timeout, progress)
             seconds = round(time.monotonic() - start, 1)
-            library = _publish(built, entry, compiler, seconds)
+            library = _publish(built, entry, tools, seconds, without_cuda)
             progress.say(f"the native library is ready after {seconds:g} s")
             return library
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _publish(built: Path, entry: Entry, compiler: _compile.Compiler, seconds: float) -> Library:
-    library = Library(entry.place(compiler), _sha256(built.read_bytes()))
+def _compile_with(
+    tools: Tools, sources: Path, folder: Path, timeout: float, progress: _compile.Progress
+) -> tuple[Path, str | None]:
+    """The library, and why it has no CUDA kernels. What is wrong with those must not cost the others."""
+    assert tools.compiler is not None  # for mypy: nobody builds without
+    without_cuda = tools.toolkit if isinstance(tools.toolkit, str) else None
+    start = time.monotonic()
+    try:
+        built = _compile.compile_library(sources, folder, tools.compiler, timeout, progress, tools.cuda)
+        if tools.cuda:
+            ctypes.CDLL(str(built))
+        return built, without_cuda
+    except _compile.CudaError as error:
+        without_cuda = error.message
+    except OSError as error:
+        without_cuda = f"the CUDA kernels can't be loaded: {error}"
+    progress.say(f"{without_cuda}; building without CUDA")
+    left = max(1.0, timeout - (time.monotonic() - start))
+    return _compile.compile_library(sources, folder, tools.compiler, left, progress), without_cuda
+
+
+def _publish(built: Path, entry: Entry, tools: Tools, seconds: float, without_cuda: str | None = None) -> Library:
+    assert tools.compiler is not None  # for mypy: nobody builds without
+    library = Library(entry.place(tools), _sha256(built.read_bytes()), without_cuda)
     manifest = {
         "sha256": library.sha256,
-        "compiler": compiler.identity,
+        "compiler": tools.compiler.identity,
+        "cuda_compiler": tools.cuda.identity if tools.cuda else None,
+        "without_cuda": without_cuda,
         "build_seconds": seconds,
         "built_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **entry.parts,

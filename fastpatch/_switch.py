@@ -10,13 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeVar
+
+import torch
 
 from . import _build
 from ._errors import BuildError, FallbackError, NativeBuildWarning, warn_user
 from ._locks import fork_safe
-from .targets import TARGETS, Target
+from .targets import DTYPES, TARGETS, Target
 
 _log = logging.getLogger("fastpatch")
 
@@ -198,8 +201,49 @@ def _set_up() -> None:
     global _is_set_up
     if not _is_set_up:
         native = _build.load()
-        native.setup(scopes, FallbackError, NAMES)
+        native.setup(scopes, FallbackError, prove_on_cuda, NAMES)
         _is_set_up = True
+
+
+def prove_on_cuda(name: str, index: int) -> None:
+    """The self-test of a target on a CUDA device, before it serves there: the native library calls this at the first
+    call on the device. Where stock differs in a dtype, stock goes on serving that."""
+    with _set_up_lock:
+        if not torch.cuda.is_current_stream_capturing():  # what a proof does must not come into the user's graph
+            differences = _proofs_on(torch.device("cuda", index), name)
+            _take_proofs(name, index, differences)
+
+
+def _take_proofs(name: str, index: int, differences: dict[str, str | None]) -> None:
+    from . import _native
+
+    fit = tuple(dtype for dtype, difference in differences.items() if difference is None)
+    _native.set_cuda_proof(name, index, fit)
+    if wrong := [f"{dtype}: {difference}" for dtype, difference in differences.items() if difference is not None]:
+        text = f"fastpatch leaves {name!r} on cuda:{index} to PyTorch, since its self-test failed: {'; '.join(wrong)}"
+        _warn_once(text)
+
+
+def _proofs_on(device: torch.device, name: str) -> dict[str, str | None]:
+    """For each served dtype what differs from stock, None if nothing does."""
+    from . import _native
+
+    def prove() -> dict[str, str | None]:
+        scopes.set(([PROOF] * len(NAMES), None))
+        _native.set_proving(True)
+        # A stream that waits for no other one: some other may wait for this very thread.
+        own = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()  # type: ignore[no-untyped-call]
+        with own:
+            return {str(dtype).removeprefix("torch."): _proof_in(TARGETS[name], device, dtype) for dtype in DTYPES}
+
+    return _in_fresh_thread(prove)
+
+
+def _proof_in(target: Target, device: torch.device, dtype: torch.dtype) -> str | None:
+    try:
+        return target.prove_on(device, dtype)
+    except Exception as error:  # whatever it is, the script goes on with stock
+        return f"{type(error).__name__}: {error}"
 
 
 def _proof(target: Target) -> str | None:

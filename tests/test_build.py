@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastpatch import _build, _compile
+from fastpatch import _build, _compile, _compilers, _ninja
 from fastpatch._errors import BuildError
 
 pytestmark = pytest.mark.skipif(_build.unsupported_platform() is not None, reason="no native library here")
@@ -252,9 +252,9 @@ def test_what_is_compiled_and_in_which_order(sources: Path) -> None:
     for name in ("a/one.cpp", "cuda/two.cpp", "a/one.h"):
         (sources / name).parent.mkdir(exist_ok=True)
         (sources / name).write_text("")
-    compiler = _compile.find_compiler()
-    assert isinstance(compiler, _compile.Compiler)
-    text = _compile.ninja_file(sources, compiler)
+    compiler = _compilers.find_compiler()
+    assert isinstance(compiler, _compilers.Compiler)
+    text = _ninja.ninja_file(sources, compiler)
     outputs = [line.split()[1] for line in text.splitlines() if line.startswith("build ")]
     widths = [f"cpu/width.{name}.o:" for name in ("DEFAULT", "AVX2", "AVX512")]
     assert outputs == ["module.o:", "a/one.o:", *widths, "native.so:"]
@@ -262,9 +262,9 @@ def test_what_is_compiled_and_in_which_order(sources: Path) -> None:
 
 def test_a_header_is_precompiled_for_all_but_the_kernels(sources: Path) -> None:
     (sources / "precompiled.h").write_text("#include <vector>\n")
-    compiler = _compile.find_compiler()
-    assert isinstance(compiler, _compile.Compiler)
-    lines = _compile.ninja_file(sources, compiler).splitlines()
+    compiler = _compilers.find_compiler()
+    assert isinstance(compiler, _compilers.Compiler)
+    lines = _ninja.ninja_file(sources, compiler).splitlines()
     edges = {line.split()[1]: (line, after) for line, after in pairwise(lines) if "build" in line}
     assert "precompiled.h.gch:" in edges
     line, flags = edges["module.o:"]
@@ -279,12 +279,12 @@ def test_what_the_precompiled_header_declares(sources: Path, usable: bool, tmp_p
     """A compiler that can't use what was read before reads the header itself."""
     (sources / "precompiled.h").write_text("#include <vector>\n")
     (sources / "module.cpp").write_text("int size() { return static_cast<int>(std::vector<int>().size()); }\n")
-    compiler = _compile.find_compiler()
-    assert isinstance(compiler, _compile.Compiler)
+    compiler = _compilers.find_compiler()
+    assert isinstance(compiler, _compilers.Compiler)
     folder = tmp_path / "build"
     folder.mkdir()
-    (folder / "build.ninja").write_text(_compile.ninja_file(sources, compiler))
-    ninja = [_compile.find_ninja(), "-C", str(folder)]
+    (folder / "build.ninja").write_text(_ninja.ninja_file(sources, compiler))
+    ninja = [_compilers.find_ninja(), "-C", str(folder)]
     subprocess.run([*ninja, "precompiled.h.gch"], check=True)
     if not usable:
         (folder / "precompiled.h.gch").write_bytes(b"of another compiler")
@@ -297,7 +297,7 @@ def test_what_the_precompiled_header_declares(sources: Path, usable: bool, tmp_p
         lambda sources, patch: (sources / "module.cpp").write_text(MODULE + "\n"),
         lambda sources, patch: (sources / "new.h").write_text(""),
         lambda sources, patch: (sources / "module.cpp").rename(sources / "renamed.cpp"),
-        lambda sources, patch: patch.setattr(_compile, "FLAGS", _compile.FLAGS + " -O1"),
+        lambda sources, patch: patch.setattr(_ninja, "FLAGS", _ninja.FLAGS + " -O1"),
         lambda sources, patch: patch.setattr(torch, "__version__", "2.99"),
         lambda sources, patch: patch.setattr(torch.version, "git_version", "other"),
         lambda sources, patch: patch.setattr(torch.version, "cuda", "99.0"),
@@ -557,10 +557,10 @@ def test_without_a_compiler_and_a_library(
 
 def test_a_missing_c_plus_plus_falls_back_to_g_plus_plus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "g++").symlink_to(str(shutil.which("g++")))
-    expected = _compile.find_compiler()
+    expected = _compilers.find_compiler()
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = _compile.find_compiler()
-    assert isinstance(found, _compile.Compiler) and isinstance(expected, _compile.Compiler)
+    found = _compilers.find_compiler()
+    assert isinstance(found, _compilers.Compiler) and isinstance(expected, _compilers.Compiler)
     assert found.command == (str(tmp_path / "g++"),)
     assert found.identity == expected.identity
 

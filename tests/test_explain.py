@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from _explain_helpers import SERVED, all_on, check, optimizer_with, parameter, refused  # noqa: F401 (all_on is a fixture)
 
 import fastpatch
-from fastpatch import explain
+from fastpatch import _build, explain
+from fastpatch.targets import TARGETS
 
 SGD = torch.optim.SGD
 LOSSES = pytest.mark.parametrize("loss", ["smooth_l1_loss", "huber_loss"])
@@ -247,6 +248,12 @@ def test_text():
     assert str(explain(F.smooth_l1_loss, x, x)) == "smooth_l1_loss: fast: served by the compiled implementation"
     text = str(explain(F.smooth_l1_loss, x, x.double()))
     assert text.startswith("smooth_l1_loss: stock, because of dtype: a dtype or a mixture that is not served")
+
+
+def test_without_cuda_kernels_the_text_says_why(monkeypatch):
+    monkeypatch.setattr(_build, "_without_cuda", "no nvcc was found")
+    detail = TARGETS["sgd"].explanation("cuda_not_built").detail
+    assert detail == "a CUDA tensor, and the native library has no CUDA kernels: no nvcc was found"
 
 
 @pytest.mark.parametrize(

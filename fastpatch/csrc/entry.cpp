@@ -9,6 +9,7 @@ constexpr const char* capsule_name = "fastpatch.entry";
 
 PyObject* scope_variable = nullptr;
 PyObject* fallback_error = nullptr;
+PyObject* cuda_prover = nullptr;
 constexpr size_t most_targets = 16;
 thread_local int64_t passes_left[most_targets] = {};  // by the target's index
 
@@ -43,7 +44,7 @@ std::vector<Target*>& all_targets() {
   return targets;
 }
 
-Target::Target(const char* name) : name(name) {
+Target::Target(const char* name, CudaProofs& cuda) : name(name), cuda(cuda) {
   all_targets().push_back(this);
 }
 
@@ -69,6 +70,19 @@ PyObject* Target::raise_fallback(Reason reason) const {
     Py_DECREF(error);
   }
   return nullptr;
+}
+
+bool Target::prove_on_cuda() const {
+  const int device = CudaProofs::take_unknown();
+  if (device < 0 || cuda_prover == nullptr || PyErr_Occurred()) {
+    return false;
+  }
+  PyObject* done = PyObject_CallFunction(cuda_prover, "si", name, device);
+  if (done == nullptr) {
+    return false;
+  }
+  Py_DECREF(done);
+  return cuda.is_known(device);
 }
 
 PyObject* make_entry(PyMethodDef* definition, PyObject* stock, Target* target) {
@@ -151,6 +165,10 @@ bool PassInner::take(const Target& target) {
 void set_scope_variable(PyObject* variable) {
   Py_INCREF(variable);
   Py_XSETREF(scope_variable, variable);
+}
+
+void set_cuda_prover(PyObject* prove) {
+  Py_XSETREF(cuda_prover, Py_NewRef(prove));
 }
 
 void set_fallback_error(PyObject* type) {

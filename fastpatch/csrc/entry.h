@@ -2,6 +2,7 @@
 // who is counted. Targets supply the parsing and the serving.
 #pragma once
 
+#include "cuda_proofs.h"
 #include "reasons.h"
 
 #include <atomic>
@@ -22,7 +23,7 @@ inline bool forbids_fallback(Switch state) {
 
 // What the compiled side knows of a target.
 struct Target {
-  explicit Target(const char* name);
+  Target(const char* name, CudaProofs& cuda);
   virtual ~Target() = default;
 
   // Here and now: the innermost scope of this context that says something, else the process-wide switch.
@@ -35,8 +36,12 @@ struct Target {
   }
   // Sets fastpatch.FallbackError, returns nullptr.
   PyObject* raise_fallback(Reason reason) const;
+  // After a call was refused as unproven: makes the proof on its device, if it wasn't made yet. Is it worth judging the
+  // call again? May set a Python error.
+  bool prove_on_cuda() const;
 
   const char* name;
+  CudaProofs& cuda;
   size_t index = 0;  // into a scope's list of switches
   std::atomic<Switch> process{Switch::off};
   std::atomic<int64_t> fast{0};
@@ -114,8 +119,10 @@ class PassInner {
   int64_t saved_;
 };
 
-// fastpatch._native's context variable of scopes and fastpatch.FallbackError.
+// fastpatch._native's context variable of scopes, fastpatch.FallbackError, and what makes the proof of a target, by
+// name and CUDA device.
 void set_scope_variable(PyObject* variable);
+void set_cuda_prover(PyObject* prove);
 void set_fallback_error(PyObject* type);
 
 }  // namespace fastpatch

@@ -15,6 +15,9 @@ using c10::DispatchKeySet;
 constexpr DispatchKeySet plain_keys{
     DispatchKey::CPU, DispatchKey::ADInplaceOrView, DispatchKey::AutogradCPU, DispatchKey::AutocastCPU};
 
+constexpr DispatchKeySet plain_cuda_keys{
+    DispatchKey::CUDA, DispatchKey::ADInplaceOrView, DispatchKey::AutogradCUDA, DispatchKey::AutocastCUDA};
+
 // Before torch 2.13 named tensors had a key, which the autograd engine excludes during a backward.
 template <class Key>
 constexpr DispatchKeySet named_key() {
@@ -44,7 +47,7 @@ Reason explain_keys(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || keys.has(DispatchKey::NestedTensor)) {
     return Reason::layout;
   }
-  if (!tensor.device().is_cpu()) {
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
     return Reason::device;
   }
   if (keys.has(DispatchKey::Negative) || keys.has(DispatchKey::Conjugate)) {
@@ -116,19 +119,28 @@ Reason check_thread() {
   return Reason::served;
 }
 
-bool is_autocasting() {
-  return !c10::impl::tls_local_dispatch_key_set().excluded_.has(DispatchKey::AutocastCPU);
+bool is_autocasting(const at::Tensor& tensor) {
+  const auto key = tensor.is_cuda() ? DispatchKey::AutocastCUDA : DispatchKey::AutocastCPU;
+  return !c10::impl::tls_local_dispatch_key_set().excluded_.has(key);
 }
 
 Reason check_tensor(const at::Tensor& tensor) {
   if (C10_UNLIKELY(tensor.key_set() != plain_keys)) {
-    return explain_keys(tensor);
+    const Reason reason = check_tensor_anywhere(tensor);
+    return reason == Reason::served ? Reason::device : reason;
   }
   return Reason::served;
 }
 
-Reason check_floating(const at::Tensor& tensor) {
-  const Reason reason = check_tensor(tensor);
+Reason check_tensor_anywhere(const at::Tensor& tensor) {
+  if (C10_LIKELY(tensor.key_set() == plain_keys) || tensor.key_set() == plain_cuda_keys) {
+    return Reason::served;
+  }
+  return explain_keys(tensor);
+}
+
+Reason check_floating_anywhere(const at::Tensor& tensor) {
+  const Reason reason = check_tensor_anywhere(tensor);
   if (reason != Reason::served) {
     return reason;
   }

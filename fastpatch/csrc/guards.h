@@ -12,8 +12,11 @@ namespace fastpatch {
 // negation, subclasses, functorch and inference at once; only a refusal looks at them one by one.
 Reason check_tensor(const at::Tensor& tensor);
 
+// The same for a tensor on the CPU or a CUDA device. Whether that device serves is asked of a target's CudaProofs.
+Reason check_tensor_anywhere(const at::Tensor& tensor);
+
 // The same, and that its dtype is one we compute in: float32, float64, bfloat16, float16.
-Reason check_floating(const at::Tensor& tensor);
+Reason check_floating_anywhere(const at::Tensor& tensor);
 
 // Do two tensors of one shape hold their elements in the same order, without gaps? Then one loop over memory visits
 // them pairwise.

@@ -47,14 +47,15 @@ bool is_served(const LossGradientCall& call) {
   const at::Tensor& input = *call.input;
   const at::Tensor& target = *call.target;
   for (const at::Tensor* tensor : {&grad, &input, &target}) {
-    if (check_tensor(*tensor) != Reason::served) {
+    if (check_tensor_anywhere(*tensor) != Reason::served || tensor->is_cuda() != input.is_cuda()) {
       return false;
     }
   }
   return check_thread() == Reason::served && input.numel() > 0 && input.is_contiguous() && target.is_contiguous() &&
          input.sizes() == target.sizes() && check_storage(input, target) == Reason::served &&
          computes_in(grad.scalar_type(), call) && (grad.dim() == 0 || grad.sizes() == input.sizes()) &&
-         (is_one_value(grad) || grad.is_contiguous()) && check_storage(grad, grad) == Reason::served;
+         (is_one_value(grad) || grad.is_contiguous()) && check_storage(grad, grad) == Reason::served &&
+         (!input.is_cuda() || is_gradient_served_on_cuda(call));
 }
 
 // Operands and results of other types than T go through here, a block at a time.
@@ -139,6 +140,9 @@ at::Tensor loss_gradient(const LossGradientCall& call) {
         *call.grad_output, *call.input, *call.target, call.reduction, call.threshold);
   }
   const ObservedRange range(loss_of(call.name).backward_range);
+  if (call.input->is_cuda()) {
+    return loss_gradient_on_cuda(call, is_one_value(*call.grad_output));
+  }
   switch (call.grad_output->scalar_type()) {
     case at::kDouble:
       return GradientLoop<double>(call).run();

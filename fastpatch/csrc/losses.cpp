@@ -91,7 +91,7 @@ Reason choose_dtype(LossCall* call) {
     call->dtype = at::kFloat;
     return Reason::served;
   }
-  if ((is_reduced_type(input) || is_reduced_type(target)) && is_autocasting()) {
+  if ((is_reduced_type(input) || is_reduced_type(target)) && is_autocasting(*call->input)) {
     call->casts_input = is_reduced_type(input);
     call->casts_target = is_reduced_type(target);
     input = call->casts_input ? at::kFloat : input;
@@ -133,6 +133,7 @@ Loss make_loss(LossName name) {
         Reason::threshold,                                                                                           \
         FASTPATCH_CHOOSE(loss##_kernels(), at::native::sum_stub.AVX512 != nullptr),                                  \
         FASTPATCH_CHOOSE(loss##_kernels(), at::native::backward_stub.AVX512 != nullptr),                             \
+        cuda::loss##_kernels == nullptr ? cuda::LossKernels() : cuda::loss##_kernels(),                              \
         [](const at::Tensor& grad_output,                                                                            \
            const at::Tensor& input,                                                                                  \
            const at::Tensor& target,                                                                                 \
@@ -162,10 +163,13 @@ const Loss& loss_of(LossName name) {
 Reason check_loss(LossCall* call) {
   Reason reason = check_thread();
   if (reason == Reason::served) {
-    reason = check_tensor(*call->input);
+    reason = check_tensor_anywhere(*call->input);
   }
   if (reason == Reason::served) {
-    reason = check_tensor(*call->target);
+    reason = check_tensor_anywhere(*call->target);
+  }
+  if (reason == Reason::served && call->input->is_cuda() != call->target->is_cuda()) {
+    return Reason::device;
   }
   if (reason == Reason::served) {
     reason = choose_dtype(call);
@@ -180,10 +184,13 @@ Reason check_loss(LossCall* call) {
   if (call->input->sizes() != call->target->sizes()) {
     return Reason::shape_mismatch;
   }
-  return check_loss_order(call);
+  return call->input->is_cuda() ? check_loss_on_cuda(*call) : check_loss_order(call);
 }
 
 at::Tensor loss_value(const LossCall& call) {
+  if (call.input->is_cuda()) {
+    return loss_value_on_cuda(call);
+  }
   switch (call.dtype) {
     case at::kDouble:
       return value_of<double>(call);

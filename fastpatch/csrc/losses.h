@@ -4,6 +4,8 @@
 #include <typeinfo>
 
 #include "cpu/loss_kernels.h"
+#include "cuda/losses.h"
+#include "cuda_proofs.h"
 #include "guards.h"
 
 namespace fastpatch {
@@ -40,7 +42,8 @@ struct Loss {
   ZeroThreshold zero;
   Reason bad_threshold;
   LossKernels forward;
-  LossKernels backward;  // of the vector width of stock's gradient kernel
+  LossKernels backward;    // of the vector width of stock's gradient kernel
+  cuda::LossKernels cuda;  // null in a library without them
   at::Tensor (*stock_gradient)(
       const at::Tensor& grad_output,
       const at::Tensor& input,
@@ -94,6 +97,13 @@ struct LossGradientCall {
 };
 
 at::Tensor loss_gradient(const LossGradientCall& call);
+
+// What of the above is different on CUDA devices; the operands have passed all checks that are the same.
+Reason check_loss_on_cuda(const LossCall& call);
+at::Tensor loss_value_on_cuda(const LossCall& call);
+bool is_gradient_served_on_cuda(const LossGradientCall& call);
+at::Tensor loss_gradient_on_cuda(const LossGradientCall& call, bool one_grad_output);
+CudaProofs& cuda_proofs_of(LossName name);
 
 // The type of the autograd node of a loss.
 const std::type_info& loss_node(LossName name);

@@ -1,4 +1,6 @@
 // fastpatch._native: what Python sees of the compiled side.
+#include <algorithm>
+
 #include "entries/entries.h"
 #include "entry.h"
 
@@ -8,8 +10,9 @@ namespace {
 PyObject* setup(PyObject*, PyObject* args) {
   PyObject* variable = nullptr;
   PyObject* error = nullptr;
+  PyObject* prove = nullptr;
   PyObject* order = nullptr;
-  if (!PyArg_ParseTuple(args, "OOO!", &variable, &error, &PyTuple_Type, &order)) {
+  if (!PyArg_ParseTuple(args, "OOOO!", &variable, &error, &prove, &PyTuple_Type, &order)) {
     return nullptr;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(order); ++i) {
@@ -21,6 +24,7 @@ PyObject* setup(PyObject*, PyObject* args) {
   }
   set_scope_variable(variable);
   set_fallback_error(error);
+  set_cuda_prover(prove);
   Py_RETURN_NONE;
 }
 
@@ -54,6 +58,44 @@ PyObject* set_live(PyObject*, PyObject* args) {
     return nullptr;
   }
   entry->live = live != 0;
+  Py_RETURN_NONE;
+}
+
+PyObject* is_built_for_cuda(PyObject*, PyObject*) {
+  const auto& all = all_targets();
+  return PyBool_FromLong(std::any_of(all.begin(), all.end(), [](const Target* any) { return any->cuda.is_built(); }));
+}
+
+PyObject* set_proving(PyObject*, PyObject* proving) {
+  CudaProofs::set_proving(proving == Py_True);
+  Py_RETURN_NONE;
+}
+
+// (target, device, names of dtypes)
+PyObject* set_cuda_proof(PyObject*, PyObject* args) {
+  static const struct {
+    const char* name;
+    at::ScalarType dtype;
+  } all[] = {{"float32", at::kFloat}, {"float64", at::kDouble}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
+  PyObject* name = nullptr;
+  int device = 0;
+  PyObject* names = nullptr;
+  if (!PyArg_ParseTuple(args, "OiO!", &name, &device, &PyTuple_Type, &names)) {
+    return nullptr;
+  }
+  const Target* target = find_target(name);
+  if (target == nullptr) {
+    return nullptr;
+  }
+  std::vector<at::ScalarType> dtypes;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
+    for (const auto& one : all) {
+      if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), one.name) == 0) {
+        dtypes.push_back(one.dtype);
+      }
+    }
+  }
+  target->cuda.set(device, dtypes);
   Py_RETURN_NONE;
 }
 
@@ -106,11 +148,15 @@ PyMethodDef methods[] = {
     {"setup",
      setup,
      METH_VARARGS,
-     "Takes the context variable of scopes, the type FallbackError, and the targets in the order of a scope's "
-     "switches."},
+     "Takes the context variable of scopes, the type FallbackError, what makes the proof (target, CUDA device), and "
+     "the "
+     "targets in the order of a scope's switches."},
     {"set_switch", set_switch, METH_VARARGS, "Sets a target's process-wide switch."},
     {"get_switch", get_switch, METH_O, "A target's switch, here and now."},
     {"set_live", set_live, METH_VARARGS, "Whether a patch point's builtin may serve at all."},
+    {"is_built_for_cuda", is_built_for_cuda, METH_NOARGS, "Does the library have kernels for CUDA?"},
+    {"set_proving", set_proving, METH_O, "Whether this thread makes a proof: every CUDA device serves it."},
+    {"set_cuda_proof", set_cuda_proof, METH_VARARGS, "(target, device, dtypes): those in which it equals stock there."},
     {"counts", counts, METH_O, "(fast, {reason: count}) of a target."},
     {"reset_counts", reset_counts, METH_NOARGS, "Sets all counters to zero."},
     {"reasons", reasons, METH_NOARGS, "{code: sentence} of every reason."},

@@ -18,7 +18,10 @@ namespace fastpatch {
   X(inference_tensor, "a tensor made inside torch.inference_mode()")                                                  \
   X(dispatch_state, "the thread's dispatch keys are not those of plain eager code")                                   \
   X(forward_ad, "inside a level of forward-mode differentiation, where tensors may carry tangents")                   \
-  X(device, "a tensor is not on the CPU")                                                                             \
+  X(device, "tensors on different devices, or on one that is neither the CPU nor a CUDA GPU")                         \
+  X(cuda_not_built, "a CUDA tensor, and the native library has no CUDA kernels")                                      \
+  X(cuda_unproven,                                                                                                    \
+    "the self-test on this GPU found a difference, or couldn't run yet, as a CUDA graph was being captured")          \
   X(layout, "a tensor is not strided (sparse, mkldnn, nested, ...)")                                                  \
   X(lazy_negation, "a lazily negated or conjugated view; `.resolve_neg()` makes it plain")                            \
   X(complex, "complex numbers")                                                                                       \

@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <atomic>
 #include <bitset>
-#include <limits>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/native/BinaryOps.h>
+#include <ATen/ops/empty_strided_ops.h>
 
 #include "capability.h"
+#include "cuda/sgd.h"
 #include "grain.h"
+#include "memory_ranges.h"
 #include "observe.h"
 #include "release_gil.h"
 
@@ -24,44 +26,6 @@ SgdKernel kernel() {
 
 // From so many elements on, some 0.3 ms, other Python threads run during an update.
 constexpr int64_t releasing = 32 * grain;
-
-struct Range {
-  const char* begin;
-  const char* end;
-};
-
-Range memory_of(const at::Tensor& tensor) {
-  const char* begin = static_cast<const char*>(tensor.const_data_ptr());
-  return {begin, begin + tensor.nbytes()};
-}
-
-bool overlap(const Range& a, const Range& b) {
-  return a.begin < b.end && b.begin < a.end;
-}
-
-struct Touched : Range {
-  bool written;
-};
-
-// Does no parameter write what another one reads or writes? Then it doesn't matter in which order they are updated.
-bool independent(std::vector<Touched>& ranges) {
-  std::sort(ranges.begin(), ranges.end(), [](const Touched& a, const Touched& b) { return a.begin < b.begin; });
-  const char* last_end = nullptr;  // of all ranges so far
-  const char* last_written_end = nullptr;
-  for (const Touched& range : ranges) {
-    if (range.begin == range.end) {
-      continue;
-    }
-    if (range.begin < last_written_end || (range.written && range.begin < last_end)) {
-      return false;
-    }
-    last_end = std::max(last_end, range.end);
-    if (range.written) {
-      last_written_end = std::max(last_written_end, range.end);
-    }
-  }
-  return true;
-}
 
 bool independent(const std::vector<SgdSlice>& slices, bool grad_is_written) {
   std::vector<Touched> ranges;
@@ -153,7 +117,7 @@ bool may_flush_denormals() {
 #endif
 }
 
-void run(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t total) {
+void run_on_cpu(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t total) {
   if (!stock_is_parallel(slices)) {
     for (const SgdSlice& slice : slices) {
       kernel()(hyper, slice);
@@ -170,33 +134,59 @@ void run(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t tot
   }
 }
 
+// The elements of all, and how many parameters are on CUDA devices. What those and the others write is apart.
+void run(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t total, size_t on_cuda) {
+  if (C10_LIKELY(on_cuda == 0)) {
+    return run_on_cpu(slices, hyper, total);
+  }
+  std::vector<SgdSlice> parts[2];
+  total = 0;
+  for (const SgdSlice& slice : slices) {
+    const bool on_cpu = slice.device == sgd_on_cpu;
+    parts[on_cpu].push_back(slice);
+    total += on_cpu ? slice.n : 0;
+  }
+  const auto& cuda_slices = parts[false];
+  cuda::sgd(
+      hyper,
+      cuda_slices.data(),
+      static_cast<int64_t>(cuda_slices.size()),
+      independent(cuda_slices, writes_grad(hyper)));
+  run_on_cpu(parts[true], hyper, total);
+}
+
 // Stock's first buffer is a clone of the gradient as it stands after maximize and weight decay.
 at::Tensor first_buffer(const SgdItem& item, const SgdHyper& hyper) {
+  if (item.param->is_cuda()) {
+    // Both have the same strides: check_sgd_item() saw to that.
+    const at::Tensor& grad = *item.grad;
+    return at::_ops::empty_strided::call(
+        c10::fromIntArrayRefSlow(grad.sizes()),
+        c10::fromIntArrayRefSlow(grad.strides()),
+        grad.scalar_type(),
+        at::kStrided,
+        grad.device(),
+        /*pin_memory=*/false);
+  }
   if (hyper.decay || hyper.maximize) {
     return empty_elementwise(*item.grad, hyper.decay ? *item.param : *item.grad);
   }
   return at::Tensor(at::detail::empty_strided_cpu(item.grad->sizes(), item.grad->strides(), item.grad->scalar_type()));
 }
 
-// float64 is not used to its limits: no hyperparameter goes beyond those of float32.
-double largest_number(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kHalf:
-      return std::numeric_limits<at::Half>::max();
-    case at::kBFloat16:
-      return std::numeric_limits<at::BFloat16>::max();
-    default:
-      return std::numeric_limits<float>::max();
-  }
-}
-
 // The dtypes of which a buffer is still to be made.
-using Dtypes = std::bitset<static_cast<size_t>(at::ScalarType::NumOptions)>;
+constexpr auto all_dtypes = static_cast<size_t>(at::ScalarType::NumOptions);
+using Dtypes = std::bitset<2 * all_dtypes>;
+
+// Of the CPU, or of CUDA.
+size_t dtype_of(const SgdItem& item) {
+  return static_cast<size_t>(item.param->scalar_type()) + (item.param->is_cuda() ? all_dtypes : 0);
+}
 
 Dtypes dtypes_at_first_step(const std::vector<SgdItem>& items, size_t begin, size_t end) {
   Dtypes dtypes;
   for (size_t i = begin; i < end; ++i) {
-    const auto dtype = static_cast<size_t>(items[i].param->scalar_type());
+    const size_t dtype = dtype_of(items[i]);
     dtypes[dtype] = dtypes[dtype] || items[i].first;
   }
   return dtypes;
@@ -215,93 +205,6 @@ bool lets_others_run(const std::vector<SgdItem>& items) {
   return is_observed();
 }
 
-Reason check_sgd_item(const SgdItem& item) {
-  Reason reason = check_floating(*item.param);
-  if (reason == Reason::served) {
-    if (item.grad->layout() == at::kSparse) {
-      return Reason::sparse_grad;
-    }
-    reason = check_floating(*item.grad);
-  }
-  if (reason != Reason::served) {
-    return reason;
-  }
-  if (item.param->scalar_type() != item.grad->scalar_type()) {
-    return Reason::dtype;
-  }
-  if (item.param->sizes() != item.grad->sizes()) {
-    return Reason::shape_mismatch;
-  }
-  // A first buffer's strides derive from the gradient's.
-  reason = check_memory(*item.param, *item.grad, /*exact=*/item.first);
-  if (reason != Reason::served) {
-    return reason;
-  }
-  const Range param = memory_of(*item.param);
-  const Range grad = memory_of(*item.grad);
-  if (overlap(param, grad)) {
-    return Reason::overlap;
-  }
-  if (!item.buffer->defined()) {
-    return Reason::served;
-  }
-  if (check_floating(*item.buffer) != Reason::served || item.buffer->scalar_type() != item.param->scalar_type() ||
-      item.buffer->sizes() != item.param->sizes()) {
-    return Reason::momentum_buffer;
-  }
-  reason = check_memory(*item.param, *item.buffer, /*exact=*/false);
-  if (reason != Reason::served) {
-    return reason;
-  }
-  const Range buffer = memory_of(*item.buffer);
-  return overlap(buffer, param) || overlap(buffer, grad) ? Reason::overlap : Reason::served;
-}
-
-bool write_hyper(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
-  for (const void* tensor : hyper.tensors) {
-    const auto* const byte = static_cast<const char*>(tensor);
-    const auto holds = [byte](const SgdItem::Tensor& written) {
-      return written->defined() && overlap({byte, byte + 1}, memory_of(*written));
-    };
-    for (size_t i = begin; byte != nullptr && i < end; ++i) {
-      if (holds(items[i].param) || holds(items[i].buffer) || (writes_grad(hyper) && holds(items[i].grad))) {
-        return true;
-      }
-    }
-  }
-  return false;
-}
-
-Reason check_sgd_group(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
-  const auto is_too_small = [&](const SgdItem& item) {
-    return hyper.largest > largest_number(item.param->scalar_type());
-  };
-  if (C10_UNLIKELY(hyper.largest > largest_number(at::kHalf)) &&
-      std::any_of(
-          items.begin() + static_cast<int64_t>(begin), items.begin() + static_cast<int64_t>(end), is_too_small)) {
-    return Reason::hyperparameter;
-  }
-  if (write_hyper(items, begin, end, hyper)) {
-    return Reason::tensor_hyperparameter;
-  }
-  if (!hyper.foreach) {
-    return Reason::served;
-  }
-  std::vector<Touched> ranges;
-  ranges.reserve((end - begin) * 3);
-  for (size_t i = begin; i < end; ++i) {
-    if (items[i].is_shard != items[begin].is_shard) {
-      return Reason::foreach;  // stock raises
-    }
-    ranges.push_back({memory_of(*items[i].param), true});
-    ranges.push_back({memory_of(*items[i].grad), writes_grad(hyper)});
-    if (items[i].buffer->defined()) {
-      ranges.push_back({memory_of(*items[i].buffer), true});
-    }
-  }
-  return independent(ranges) ? Reason::served : Reason::foreach;
-}
-
 void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
   const ObservedRange range("fastpatch::sgd");
   std::vector<SgdSlice> slices;
@@ -311,7 +214,7 @@ void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHy
   // All memory is had before the first write: running out of it leaves nothing half done.
   for (size_t i = begin; i < end; ++i) {
     SgdItem& item = items[i];
-    item.has_own_operations = !hyper.foreach || apart[static_cast<size_t>(item.param->scalar_type())];
+    item.has_own_operations = !hyper.foreach || apart[dtype_of(item)];
     if (item.first && !item.buffer->defined()) {
       item.buffer = SgdItem::Tensor::owned(first_buffer(item, hyper));
     }
@@ -324,13 +227,16 @@ void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHy
          hyper.has_momentum ? static_cast<char*>(item.buffer->mutable_data_ptr()) : nullptr,
          item.param->numel(),
          item.param->scalar_type(),
+         item.param->is_cuda() ? static_cast<int>(item.param->device().index()) : sgd_on_cpu,
          item.first,
          !item.has_own_operations});
   }
   int64_t total = 0;
+  size_t on_cuda = 0;
   for (size_t i = begin; i < end; ++i) {
     const SgdItem& item = items[i];
     total += item.param->numel();
+    on_cuda += item.param->is_cuda() ? 1 : 0;
     if (item.is_shard) {
       continue;
     }
@@ -345,7 +251,7 @@ void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHy
     }
   }
   const ReleaseGil release(total >= releasing);  // the items own their tensors
-  run(slices, hyper, total);
+  run(slices, hyper, total, on_cuda);
 }
 
 }  // namespace fastpatch

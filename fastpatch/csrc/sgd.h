@@ -4,6 +4,7 @@
 #include <c10/util/MaybeOwned.h>
 
 #include "cpu/sgd.h"
+#include "cuda_proofs.h"
 #include "guards.h"
 
 #include <vector>
@@ -36,6 +37,12 @@ bool lets_others_run(const std::vector<SgdItem>& items);
 
 // Judges the tensors; the caller has judged their Python objects and the thread.
 Reason check_sgd_item(const SgdItem& item);
+
+CudaProofs& sgd_cuda_proofs();
+
+// Where neither foreach nor fused is asked for, stock updates items[begin, end) as with foreach=True if all of them are
+// on CUDA devices.
+void settle_foreach(const std::vector<SgdItem>& items, size_t begin, size_t end, SgdHyper* hyper);
 
 // Do the hyperparameters suit items[begin, end), which passed their check: can each dtype hold them, are they not in
 // memory that the items write, and may the items be updated one by one if the request is to take all of them through

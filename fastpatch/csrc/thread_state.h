@@ -3,13 +3,17 @@
 
 #include "reasons.h"
 
+namespace at {
+class Tensor;
+}
+
 namespace fastpatch {
 
 // By its dispatch keys, of which those of autocast are ignored.
 Reason check_thread();
 
-// Does autocast cast what CPU operators are given?
-bool is_autocasting();
+// Does autocast cast what operators on the tensor's kind of device are given?
+bool is_autocasting(const at::Tensor& tensor);
 
 // Will a __torch_function__ mode (`with torch.device(...)`, ...) take the next call of a torch function?
 bool in_torch_function_mode();

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import _build
 from .._patching import PatchPoint
 
 
@@ -70,6 +71,11 @@ class Target(ABC):
         """
 
     @abstractmethod
+    def prove_on(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """The same on a CUDA device and in one dtype, where sums only have to be as exact as stock's. Uses no engine of
+        autograd: its thread may be the one that waits for this."""
+
+    @abstractmethod
     def owns(self, fn: Any) -> bool:
         """Is ``fn`` something that a user calls and this target may serve?"""
 
@@ -85,8 +91,12 @@ class Target(ABC):
         from .. import _native
 
         detail = place + _native.reasons()[reason]
+        if reason == "cuda_not_built" and (why := _build.why_no_cuda()):
+            detail = f"{detail}: {why}"
         return Explanation(self.name, reason == "served", None if reason == "served" else reason, detail)
 
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

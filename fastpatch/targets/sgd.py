@@ -96,6 +96,41 @@ class SgdTarget(Target):
             results.append((param, buffers[0]))
         return any(bits_differ(stock, ours) for stock, ours in zip(*results, strict=True))
 
+    def prove_on(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        from .. import _native
+
+        ours = _native.sgd_inner(self._function.stock)
+        _native.set_live(ours, True)
+        for nesterov, decay, maximize in ((False, 0.013, False), (True, 0.0, False), (True, 0.013, True)):
+            # Single elements, whole and broken vectors, one block of threads and several: in one group.
+            runs = [self._run(function, (1, 67, 20_000), device, dtype, nesterov, decay, maximize)
+                    for function in (self._function.stock, ours)]  # fmt: skip
+            if any(bits_differ(*pair) for pair in zip(*runs, strict=True)):
+                return (
+                    f"a parameter, gradient or momentum buffer, nesterov={nesterov}, weight_decay={decay}, "
+                    f"maximize={maximize}"
+                )
+        return None
+
+    @staticmethod
+    def _run(
+        function: Any, sizes: tuple[int, ...], device: torch.device, dtype: torch.dtype,
+        nesterov: bool, decay: float, maximize: bool,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Parameters, their last gradients and momentum buffers after three steps."""
+        params = [torch.linspace(-0.7, 0.9, size, dtype=dtype, device=device) for size in sizes]
+        buffers: list[torch.Tensor | None] = [None] * len(sizes)
+        grads: list[torch.Tensor] = []
+        with torch.no_grad():
+            for step in range(3):
+                grads = [param * -0.37 + 0.1 * step for param in params]
+                function(
+                    params, grads, buffers,
+                    weight_decay=decay, momentum=0.9, lr=0.1, dampening=0.0 if nesterov else 0.3,
+                    nesterov=nesterov, maximize=maximize,
+                )  # fmt: skip
+        return [*params, *grads, *(buffer for buffer in buffers if buffer is not None)]
+
     def owns(self, fn: Any) -> bool:
         return self._optimizer_of(fn) is not None or self._function.sees(fn) or self._function.is_original(fn)
 

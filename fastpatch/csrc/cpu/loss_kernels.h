@@ -7,6 +7,8 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include "../formulas/loss_formulas.h"
+
 namespace fastpatch {
 
 // Two rows of elements: in memory, or, where `read` isn't null, wherever that copies their elements [begin, begin + n)
@@ -75,12 +77,6 @@ struct LossKernels {
     }
   }
 };
-
-// X(loss, formula)
-#define FASTPATCH_LOSS_FORMULAS(X) \
-  X(smooth_l1_loss, SmoothL1Loss)  \
-  X(huber_loss, HuberLoss)         \
-  X(l1_loss, L1Loss)
 
 #define FASTPATCH_DECLARE(name, Formula) LossKernels name##_kernels();
 namespace DEFAULT {

@@ -83,7 +83,7 @@ int64_t legacy_reduction(const ParsedLossCall& call) {
 // Only stock's function in Python expands; its builtin leaves that to an operator whose backward doesn't.
 Reason check_broadcast(const LossTarget& target, const ParsedLossCall& call) {
   for (const at::Tensor* tensor : {call.input, call.target}) {
-    const Reason reason = check_thread() == Reason::served ? check_tensor(*tensor) : check_thread();
+    const Reason reason = check_thread() == Reason::served ? check_tensor_anywhere(*tensor) : check_thread();
     if (reason != Reason::served) {
       return reason;
     }
@@ -174,7 +174,10 @@ Expanded::Expanded(const LossCall& call) {
   target = call.target->sizes() == sizes ? *call.target : call.target->expand(sizes);
 }
 
-Reason judge_loss(LossParse parse, const LossTarget& target, const Arguments& arguments, ParsedLossCall* call) {
+namespace {
+
+Reason judge(LossParse parse, const LossTarget& target, const Arguments& arguments, ParsedLossCall* call) {
+  *call = {};
   call->name = target.loss;
   const Reason reason = parse(target, arguments, call);
   if (reason != Reason::served) {
@@ -182,6 +185,16 @@ Reason judge_loss(LossParse parse, const LossTarget& target, const Arguments& ar
   }
   return C10_UNLIKELY(parse == parse_outer_loss && call->broadcasts()) ? check_broadcast(target, *call)
                                                                        : check_loss(call);
+}
+
+}  // namespace
+
+Reason judge_loss(LossParse parse, const LossTarget& target, const Arguments& arguments, ParsedLossCall* call) {
+  Reason reason = judge(parse, target, arguments, call);
+  while (C10_UNLIKELY(reason == Reason::cuda_unproven) && target.prove_on_cuda()) {
+    reason = judge(parse, target, arguments, call);
+  }
+  return reason;
 }
 
 }  // namespace fastpatch

@@ -10,7 +10,7 @@ namespace fastpatch {
 
 struct LossTarget : Target {
   LossTarget(LossName loss, const char* name, std::initializer_list<const char*> outer_names, const char* threshold)
-      : Target(name),
+      : Target(name, cuda_proofs_of(loss)),
         loss(loss),
         outer(outer_names, static_cast<int>(outer_names.size())),
         inner({"input", "target", "reduction", threshold}, 4),

@@ -34,8 +34,8 @@ namespace {
 // What a plain floating-point tensor without dimensions and gradient holds.
 bool is_tensor_number(PyObject* object, double* value, const void** memory) {
   const at::Tensor* tensor = exact_tensor(object);
-  if (tensor == nullptr || check_floating(*tensor) != Reason::served || tensor->dim() != 0 || tensor->requires_grad() ||
-      check_storage(*tensor, *tensor) != Reason::served) {
+  if (tensor == nullptr || check_floating_anywhere(*tensor) != Reason::served || !tensor->is_cpu() ||
+      tensor->dim() != 0 || tensor->requires_grad() || check_storage(*tensor, *tensor) != Reason::served) {
     return false;
   }
   *value = tensor->item<double>();

@@ -7,6 +7,7 @@
 #include "../python_tensor.h"
 #include "numbers.h"
 #include "optimizer_facts.h"
+#include "sgd.h"
 #include "sharded.h"
 
 namespace fastpatch {
@@ -153,6 +154,7 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
       return {why, -1, i};
     }
   }
+  settle_foreach(step->items, begin, step->items.size(), &hyper);
   const Reason order = check_sgd_group(step->items, begin, step->items.size(), hyper);
   if (order != Reason::served) {
     return {order};
@@ -216,6 +218,7 @@ Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
   const auto rounded = [](double number) { return static_cast<float>(number); };
   hyper->floats = {rounded(weight_decay), rounded(momentum), rounded(1.0 - dampening), rounded(minus_lr)};
   hyper->foreach = objects.foreach_ == Py_True;
+  hyper->chooses_foreach = objects.foreach_ == Py_None && objects.fused == Py_None;
   hyper->decay = weight_decay != 0.0;
   hyper->has_momentum = momentum != 0.0;
   hyper->largest = std::max(std::abs(lr), std::abs(weight_decay));
@@ -240,7 +243,9 @@ std::vector<Reason> read_refused_groups(PyObject* self) {
   return has_hooks(self) ? std::vector<Reason>() : reasons;
 }
 
-Refusal read_step(PyObject* self, OptimizerStep* step) {
+namespace {
+
+Refusal read_step_once(PyObject* self, OptimizerStep* step) {
   const Owned dict = instance_dict(self);
   PyObject* groups = dict ? get(dict.get(), names().param_groups) : nullptr;
   PyObject* states = dict ? get(dict.get(), names().state) : nullptr;
@@ -268,6 +273,17 @@ Refusal read_step(PyObject* self, OptimizerStep* step) {
     own_items(step);
   }
   return {};
+}
+
+}  // namespace
+
+Refusal read_step(PyObject* self, OptimizerStep* step) {
+  Refusal refusal = read_step_once(self, step);
+  while (C10_UNLIKELY(refusal.reason == Reason::cuda_unproven) && sgd_target.prove_on_cuda()) {
+    *step = OptimizerStep();
+    refusal = read_step_once(self, step);
+  }
+  return refusal;
 }
 
 bool make_states(OptimizerStep& step, const StepGroup& group) {

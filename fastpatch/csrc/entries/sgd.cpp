@@ -15,7 +15,7 @@
 #include "sgd.h"
 
 namespace fastpatch {
-Target sgd_target{"sgd"};
+Target sgd_target{"sgd", sgd_cuda_proofs()};
 
 namespace {
 
@@ -157,6 +157,28 @@ Reason parse_item(const Place& place, bool has_momentum, SgdItem* item) {
   return read_tensors(*exact_tensor(place.param), *exact_tensor(place.grad), place.buffer, item);
 }
 
+// The same, after the self-test on its device if that wasn't made yet.
+Reason judge_item(const Place& place, bool has_momentum, SgdItem* item) {
+  Reason reason = parse_item(place, has_momentum, item);
+  while (C10_UNLIKELY(reason == Reason::cuda_unproven) && sgd_target.prove_on_cuda()) {
+    *item = SgdItem();
+    reason = parse_item(place, has_momentum, item);
+  }
+  return reason;
+}
+
+// Will stock update all parameters as with foreach=True, though nobody asked for it?
+bool stock_chooses_foreach(const Places& places, const SgdHyper& hyper) {
+  for (size_t i = 0; hyper.chooses_foreach && i < places.size(); ++i) {
+    PyObject* const param = places[i].param;
+    const bool is_plain = exact_tensor(param) != nullptr || is_dtensor(param);
+    if (!is_plain || !any_tensor(param).is_cuda()) {
+      return false;
+    }
+  }
+  return hyper.chooses_foreach && places.size() > 0;
+}
+
 // Hands places [begin, end) to stock, and takes the buffers it made even when it raises half-way.
 bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_ssize_t begin, Py_ssize_t end) {
   const bool part = end - begin < PyList_GET_SIZE(bound[params]);
@@ -238,16 +260,20 @@ PyObject* refuse_group(const Entry& entry, Switch state, Reason reason, const Ar
 }
 
 PyObject* serve_places(
-    const Entry& entry, Switch state, PyObject* const* bound, const SgdHyper& hyper, const Arguments& arguments) {
+    const Entry& entry, Switch state, PyObject* const* bound, SgdHyper hyper, const Arguments& arguments) {
   const Places places(bound, hyper.has_momentum);
   if (!places) {
     return nullptr;
   }
+  hyper.foreach = hyper.foreach || stock_chooses_foreach(places, hyper);
   const size_t n = places.size();
   std::vector<SgdItem> items(n);
   std::vector<Reason> reasons(n);
   for (size_t i = 0; i < n; ++i) {
-    reasons[i] = parse_item(places[i], hyper.has_momentum, &items[i]);
+    reasons[i] = judge_item(places[i], hyper.has_momentum, &items[i]);
+    if (PyErr_Occurred()) {
+      return nullptr;
+    }
     if (reasons[i] != Reason::served && (hyper.foreach || forbids_fallback(state))) {
       return refuse_group(entry, state, reasons[i], arguments);
     }
@@ -317,9 +343,10 @@ PyObject* explain_function(PyObject*, PyObject* args, PyObject* keywords) {
     Py_ssize_t place = -1;
     if (reason == Reason::served) {
       const Places places(bound, hyper.has_momentum);
+      hyper.foreach = hyper.foreach || (places && stock_chooses_foreach(places, hyper));
       std::vector<SgdItem> items(places ? places.size() : 0);
       for (size_t i = 0; reason == Reason::served && i < items.size(); ++i) {
-        reason = parse_item(places[i], hyper.has_momentum, &items[i]);
+        reason = judge_item(places[i], hyper.has_momentum, &items[i]);
         items[i].own();
         place = static_cast<Py_ssize_t>(i);
       }

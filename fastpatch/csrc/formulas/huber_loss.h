@@ -8,6 +8,8 @@
 
 #include <cmath>
 
+#ifdef CPU_CAPABILITY
+
 #include "lanes.h"
 
 namespace fastpatch::CPU_CAPABILITY {
@@ -78,3 +80,47 @@ struct HuberLoss {
 };
 
 }  // namespace fastpatch::CPU_CAPABILITY
+
+#else
+
+#include "device.h"
+
+// As ATen's CUDA kernels (native/cuda/BinaryMiscOpsKernels.cu, PointwiseOpsKernel.cu) compute it: the difference and
+// half of delta are rounded to T, the value once more at the end; the gradient after each operation. |d| == delta takes
+// the square's branch in the gradient, where the CPU takes the line's.
+namespace fastpatch::cuda {
+
+template <class T>
+struct HuberLoss {
+  using Number = Opmath<T>;
+
+  Number delta;
+  Number half_delta;
+  Number norm;
+
+  // norm: 1 / numel for the gradient of the mean, else 1
+  HuberLoss(double threshold, double norm)
+      : delta(static_cast<Number>(static_cast<T>(threshold))),
+        half_delta(rounded<T>(delta / 2)),
+        norm(static_cast<Number>(static_cast<T>(norm))) {}
+
+  FASTPATCH_DEVICE Number value(Number input, Number target) const {
+    const Number z = magnitude(rounded<T>(difference(input, target)));
+    return rounded<T>(z < delta ? product(product(Number(0.5), z), z) : product(delta, difference(z, half_delta)));
+  }
+
+  FASTPATCH_DEVICE Number gradient(Number input, Number target, Number grad_output) const {
+    const Number d = rounded<T>(difference(input, target));
+    if (d < -delta) {
+      return rounded<T>(product(rounded<T>(product(-norm, grad_output)), delta));
+    }
+    if (d > delta) {
+      return rounded<T>(product(rounded<T>(product(norm, grad_output)), delta));
+    }
+    return rounded<T>(product(rounded<T>(product(norm, d)), grad_output));
+  }
+};
+
+}  // namespace fastpatch::cuda
+
+#endif

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#ifdef CPU_CAPABILITY
+
 #include "lanes.h"
 
 namespace fastpatch::CPU_CAPABILITY {
@@ -27,3 +29,24 @@ struct L1Loss {
 };
 
 }  // namespace fastpatch::CPU_CAPABILITY
+
+#else
+
+#include "device.h"
+
+namespace fastpatch::cuda {
+
+template <class T>
+struct L1Loss {
+  using Number = Opmath<T>;
+
+  L1Loss(double /*threshold*/, double /*norm*/) {}
+
+  FASTPATCH_DEVICE Number value(Number input, Number target) const {
+    return magnitude(rounded<T>(difference(input, target)));
+  }
+};
+
+}  // namespace fastpatch::cuda
+
+#endif

@@ -15,6 +15,8 @@
 
 #include <cmath>
 
+#ifdef CPU_CAPABILITY
+
 #include "lanes.h"
 
 namespace fastpatch::CPU_CAPABILITY {
@@ -109,3 +111,48 @@ C10_ALWAYS_INLINE void sgd_update(const SgdScalars<T>& s, V& param, V& grad, V& 
 }
 
 }  // namespace fastpatch::CPU_CAPABILITY
+
+#else
+
+#include "device.h"
+
+// On CUDA each `x + alpha * y` is one fused multiply-add and one rounding to T, with alpha in Opmath<T>, in single
+// operations and in foreach=True, the default there; and so is momentum in `b * momentum`.
+namespace fastpatch::cuda {
+
+template <class T>
+struct SgdScalars {
+  Opmath<T> weight_decay;
+  Opmath<T> momentum;
+  Opmath<T> one_minus_dampening;
+  Opmath<T> minus_lr;
+  bool decay;
+  bool nesterov;
+  bool maximize;
+};
+
+template <class T>
+FASTPATCH_DEVICE Opmath<T> add_scaled(Opmath<T> x, Opmath<T> alpha, Opmath<T> y) {
+  return rounded<T>(fused(alpha, y, x));
+}
+
+// Updates param and buffer in place, and makes grad the direction d. At a first step buffer is written, not read.
+template <class T, bool has_momentum>
+FASTPATCH_DEVICE void sgd_update(
+    const SgdScalars<T>& s, bool first, Opmath<T>& param, Opmath<T>& grad, Opmath<T>& buffer) {
+  if (s.maximize) {
+    grad = -grad;
+  }
+  if (s.decay) {
+    grad = add_scaled<T>(grad, s.weight_decay, param);
+  }
+  if constexpr (has_momentum) {
+    buffer = first ? grad : add_scaled<T>(rounded<T>(product(buffer, s.momentum)), s.one_minus_dampening, grad);
+    grad = s.nesterov ? add_scaled<T>(grad, s.momentum, buffer) : buffer;
+  }
+  param = add_scaled<T>(param, s.minus_lr, grad);
+}
+
+}  // namespace fastpatch::cuda
+
+#endif

@@ -8,6 +8,8 @@
 
 #include <cmath>
 
+#ifdef CPU_CAPABILITY
+
 #include "lanes.h"
 
 namespace fastpatch::CPU_CAPABILITY {
@@ -106,3 +108,47 @@ struct SmoothL1Loss {
 };
 
 }  // namespace fastpatch::CPU_CAPABILITY
+
+#else
+
+#include "device.h"
+
+// As ATen's CUDA kernels (native/cuda/BinaryMiscOpsKernels.cu, PointwiseOpsKernel.cu) compute it: the difference and
+// half of beta are rounded to T, the value once more at the end; the gradient after each operation. |d| == beta takes
+// the square's branch in the gradient, where the CPU takes the line's.
+namespace fastpatch::cuda {
+
+template <class T>
+struct SmoothL1Loss {
+  using Number = Opmath<T>;
+
+  Number beta;
+  Number half_beta;
+  Number norm;
+
+  // norm: 1 / numel for the gradient of the mean, else 1
+  SmoothL1Loss(double threshold, double norm)
+      : beta(static_cast<Number>(static_cast<T>(threshold))),
+        half_beta(rounded<T>(beta / 2)),
+        norm(static_cast<Number>(static_cast<T>(norm))) {}
+
+  FASTPATCH_DEVICE Number value(Number input, Number target) const {
+    const Number z = magnitude(rounded<T>(difference(input, target)));
+    return rounded<T>(z < beta ? quotient(product(product(Number(0.5), z), z), beta) : difference(z, half_beta));
+  }
+
+  FASTPATCH_DEVICE Number gradient(Number input, Number target, Number grad_output) const {
+    const Number d = rounded<T>(difference(input, target));
+    if (d < -beta) {
+      return rounded<T>(product(-norm, grad_output));
+    }
+    if (d > beta) {
+      return rounded<T>(product(norm, grad_output));
+    }
+    return rounded<T>(quotient(rounded<T>(product(rounded<T>(product(norm, d)), grad_output)), beta));
+  }
+};
+
+}  // namespace fastpatch::cuda
+
+#endif
