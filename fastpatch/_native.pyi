@@ -6,7 +6,12 @@ from typing import Any
 
 # Machinery: csrc/module.cpp. Switches are those of csrc/entry.h: 0 inherit, 1 off, 2 on, 3 strict, 4 proof.
 def setup(
-    scopes: ContextVar[Any], error: type[BaseException], prove: Callable[[str, int], None], names: tuple[str, ...], /
+    scopes: ContextVar[Any],
+    error: type[BaseException],
+    prove: Callable[[str, int], None],
+    told: Callable[[str, str, str], None],
+    names: tuple[str, ...],
+    /,
 ) -> None: ...
 def set_switch(name: str, state: int, /) -> None: ...
 def get_switch(name: str, /) -> int: ...

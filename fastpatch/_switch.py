@@ -44,6 +44,7 @@ _fit: set[str] = set()
 _is_set_up = False
 _build_failure: str | None = None
 _warned: set[str] = set()
+first_lines: dict[tuple[str, str], str] = {}  # of a target's fallbacks for a reason, in the user's code
 
 _T = TypeVar("_T")
 
@@ -201,7 +202,7 @@ def _set_up() -> None:
     global _is_set_up
     if not _is_set_up:
         native = _build.load()
-        native.setup(scopes, FallbackError, prove_on_cuda, NAMES)
+        native.setup(scopes, FallbackError, prove_on_cuda, _take_first_fallback, NAMES)
         _is_set_up = True
 
 
@@ -244,6 +245,11 @@ def _proof_in(target: Target, device: torch.device, dtype: torch.dtype) -> str |
         return target.prove_on(device, dtype)
     except Exception as error:  # whatever it is, the script goes on with stock
         return f"{type(error).__name__}: {error}"
+
+
+def _take_first_fallback(name: str, reason: str, line: str) -> None:
+    first_lines[name, reason] = line
+    _log.debug("%s went to PyTorch (%s) at %s", name, reason, line)
 
 
 def _proof(target: Target) -> str | None:

@@ -72,8 +72,9 @@ def launches() -> int:
     return int(library().take_launches(ctypes.c_uint(0)))
 
 
-def guarded(values: torch.Tensor) -> torch.Tensor:
-    """A copy of a row whose end is the end of readable memory: an access beyond it ends the process."""
+def guarded(values: torch.Tensor, aligned: bool = False) -> torch.Tensor:
+    """A copy of a row whose end is the end of readable memory: an access beyond it ends the process. If it is to be
+    aligned for whole vectors, a few bytes lie between, of which untouched() tells whether they were written."""
     size, page = values.numel() * values.element_size(), mmap.PAGESIZE
     room = -(-max(size, 1) // page) * page
     memory = mmap.mmap(-1, room + page)
@@ -83,8 +84,17 @@ def guarded(values: torch.Tensor) -> torch.Tensor:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     if values.numel() == 0:
         return values.clone()
-    row = torch.frombuffer(memory, dtype=values.dtype, count=values.numel(), offset=room - size)
+    left = -size % 16 if aligned else 0
+    memory[room - left : room] = b"\x5a" * left
+    row = torch.frombuffer(memory, dtype=values.dtype, count=values.numel(), offset=room - left - size)
     return row.copy_(values)
+
+
+def untouched(row: torch.Tensor) -> bool:
+    """Are the bytes between the end of an aligned guarded() row and that of its memory as they were?"""
+    end = row.data_ptr() + row.numel() * row.element_size()
+    left = -end % 16
+    return ctypes.string_at(end, left) == b"\x5a" * left
 
 
 @dataclass
@@ -96,6 +106,7 @@ class Loss:
     target: torch.Tensor
     dtype: torch.dtype
     threshold: float
+    aligned: bool = False  # the output, for whole vectors
 
     def _rows(self) -> Rows:
         return Rows(
@@ -103,9 +114,13 @@ class Loss:
             CODES[self.dtype], self.input.numel(), self.threshold,
         )  # fmt: skip
 
+    def _output(self) -> torch.Tensor:
+        return guarded(torch.full((self.input.numel(),), 77.0, dtype=self.dtype), self.aligned)
+
     def values(self) -> torch.Tensor:
-        output = guarded(torch.full((self.input.numel(),), 77.0, dtype=self.dtype))
+        output = self._output()
         library().loss_values(ctypes.byref(self._rows()), LOSSES.index(self.name), ctypes.c_void_p(output.data_ptr()))
+        assert not self.aligned or untouched(output)
         return output
 
     def reduced(self, mean: bool) -> torch.Tensor:
@@ -121,11 +136,12 @@ class Loss:
         return output[0]
 
     def gradient(self, grad: torch.Tensor, mean: bool) -> torch.Tensor:
-        output = guarded(torch.full((self.input.numel(),), 77.0, dtype=self.dtype))
+        output = self._output()
         library().loss_gradient(
             ctypes.byref(self._rows()), LOSSES.index(self.name), ctypes.c_void_p(grad.data_ptr()),
             int(grad.numel() == 1), int(mean), ctypes.c_void_p(output.data_ptr()),
         )  # fmt: skip
+        assert not self.aligned or untouched(output)
         return output
 
 

@@ -36,24 +36,31 @@ def rows(n: int, dtype: torch.dtype, threshold: float, seed: int) -> tuple[torch
     return input.to(dtype), target.to(dtype)
 
 
-@given(st.sampled_from(LOSSES), st.sampled_from(DTYPES), COUNTS, THRESHOLDS, SEEDS)
-@example("smooth_l1_loss", torch.float32, 20481, 1 / 9, 1)
-def test_values(name: str, dtype: torch.dtype, n: int, threshold: float, seed: int) -> None:
+@given(st.sampled_from(LOSSES), st.sampled_from(DTYPES), COUNTS, THRESHOLDS, st.booleans(), SEEDS)
+@example("smooth_l1_loss", torch.float32, 20481, 1 / 9, False, 1)
+@example("smooth_l1_loss", torch.float16, 4097, 1 / 9, True, 1)
+def test_values(name: str, dtype: torch.dtype, n: int, threshold: float, aligned: bool, seed: int) -> None:
     x, y = rows(n, dtype, threshold, seed)
     start(seed)
-    loss = Loss(name, guarded(x), guarded(y), dtype, threshold)
+    loss = Loss(name, guarded(x, aligned), guarded(y, aligned), dtype, threshold, aligned)
     assert_same(loss.values(), loss_values(name, x, y, threshold, dtype))
     assert launches() == 1
 
 
-@given(st.sampled_from(WITH_GRADIENT), st.sampled_from(DTYPES), COUNTS, THRESHOLDS, st.booleans(), st.booleans(), SEEDS)
-@example("huber_loss", torch.float16, 8193, 0.1, True, False, 1)
-def test_gradient(name: str, dtype: torch.dtype, n: int, threshold: float, mean: bool, one: bool, seed: int) -> None:
+@given(
+    st.sampled_from(WITH_GRADIENT), st.sampled_from(DTYPES), COUNTS, THRESHOLDS,
+    st.booleans(), st.booleans(), st.booleans(), SEEDS,
+)  # fmt: skip
+@example("huber_loss", torch.float16, 8193, 0.1, True, False, False, 1)
+@example("huber_loss", torch.float32, 4097, 0.1, True, False, True, 1)
+def test_gradient(
+    name: str, dtype: torch.dtype, n: int, threshold: float, mean: bool, one: bool, aligned: bool, seed: int
+) -> None:
     x, y = rows(n, dtype, threshold, seed)
     grad = torch.randn(1 if one else n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
     start(seed)
-    loss = Loss(name, guarded(x), guarded(y), dtype, threshold)
-    actual = loss.gradient(guarded(grad), mean)
+    loss = Loss(name, guarded(x, aligned), guarded(y, aligned), dtype, threshold, aligned)
+    actual = loss.gradient(guarded(grad, aligned), mean)
     assert_same(actual, loss_gradient(name, x, y, grad, threshold, mean))
     assert launches() == 1
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from _cuda_references import sgd as reference
-from _emulated_cuda import CODES, Parameter, Slice, guarded, launches, library, sgd, sgd_plan, slices, start
+from _emulated_cuda import CODES, Parameter, Slice, guarded, launches, library, sgd, sgd_plan, slices, start, untouched
 from _helpers import assert_same
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -18,14 +18,16 @@ SIZES = st.one_of(st.integers(0, 40), st.sampled_from([2047, 2048, 4097, BLOCK -
 NUMBERS = st.sampled_from([0.0, 1e-4, 0.1, 1 / 3, 0.9, 1.0])
 
 
-def parameter(n: int, dtype: torch.dtype, first: bool, momentum: bool, random: torch.Generator) -> Parameter:
+def parameter(
+    n: int, dtype: torch.dtype, first: bool, momentum: bool, aligned: bool, random: torch.Generator
+) -> Parameter:
     def row() -> torch.Tensor:
         numbers = torch.randn(n, generator=random, dtype=torch.float64).to(dtype)
         if n > 8:
             info = torch.finfo(dtype)
             special = torch.tensor([0.0, -0.0, info.tiny / 8, info.max, torch.inf, torch.nan], dtype=dtype)
             numbers[torch.randperm(n, generator=random)[:6]] = special
-        return guarded(numbers)
+        return guarded(numbers, aligned)
 
     buffer = row() if momentum else None
     return Parameter(row(), row(), buffer, first)
@@ -34,16 +36,17 @@ def parameter(n: int, dtype: torch.dtype, first: bool, momentum: bool, random: t
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(SIZES, st.sampled_from(DTYPES), st.booleans()), min_size=1, max_size=4),
-    NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.booleans(), st.booleans(), st.booleans(), st.integers(0, 2**31),
+    NUMBERS, NUMBERS, NUMBERS, NUMBERS,
+    st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.integers(0, 2**31),
 )  # fmt: skip
-@example([(BLOCK + 1, torch.float16, False), (7, torch.float32, True)], 1e-4, 0.9, 0.0, 0.1, True, False, True, 1)
-@example([(5, torch.float32, False)], 0.0, 0.9, 0.0, 0.1, True, False, True, 1)  # stock writes the gradient
+@example([(BLOCK + 1, torch.float16, False), (7, torch.float32, True)], 1e-4, 0.9, 0.0, 0.1, True, False, True, True, 1)
+@example([(5, torch.float32, False)], 0.0, 0.9, 0.0, 0.1, True, False, True, False, 1)  # stock writes the gradient
 def test_an_update(
     shapes: list[tuple[int, torch.dtype, bool]], weight_decay: float, momentum: float, dampening: float, lr: float,
-    nesterov: bool, maximize: bool, foreach: bool, seed: int,
+    nesterov: bool, maximize: bool, foreach: bool, aligned: bool, seed: int,
 ) -> None:  # fmt: skip
     random = torch.Generator().manual_seed(seed)
-    parameters = [parameter(n, dtype, first, momentum != 0, random) for n, dtype, first in shapes]
+    parameters = [parameter(n, dtype, first, momentum != 0, aligned, random) for n, dtype, first in shapes]
     nesterov = nesterov and momentum != 0
     hyper = {
         "weight_decay": weight_decay, "momentum": momentum, "dampening": dampening, "lr": lr,
@@ -63,6 +66,8 @@ def test_an_update(
         assert_same(p.grad, grad)
         if kept is not None:
             assert_same(p.buffer, kept)
+        rows = [row for row in (p.param, p.grad, p.buffer) if row is not None and row.numel()]
+        assert not aligned or all(map(untouched, rows))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

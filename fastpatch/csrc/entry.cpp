@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "owned.h"
+#include "user_line.h"
+
 namespace fastpatch {
 namespace {
 
@@ -10,6 +13,7 @@ constexpr const char* capsule_name = "fastpatch.entry";
 PyObject* scope_variable = nullptr;
 PyObject* fallback_error = nullptr;
 PyObject* cuda_prover = nullptr;
+PyObject* first_fallback = nullptr;
 constexpr size_t most_targets = 16;
 thread_local int64_t passes_left[most_targets] = {};  // by the target's index
 
@@ -70,6 +74,18 @@ PyObject* Target::raise_fallback(Reason reason) const {
     Py_DECREF(error);
   }
   return nullptr;
+}
+
+void Target::tell_first_fallback(Reason reason) const {
+  if (first_fallback == nullptr) {
+    return;
+  }
+  const Owned line(user_line());
+  const Owned done(
+      line ? PyObject_CallFunction(first_fallback, "ssO", name, reason_code(reason), line.get()) : nullptr);
+  if (!done) {
+    PyErr_WriteUnraisable(first_fallback);  // it must not cost the call
+  }
 }
 
 bool Target::prove_on_cuda() const {
@@ -165,6 +181,10 @@ bool PassInner::take(const Target& target) {
 void set_scope_variable(PyObject* variable) {
   Py_INCREF(variable);
   Py_XSETREF(scope_variable, variable);
+}
+
+void set_first_fallback(PyObject* told) {
+  Py_XSETREF(first_fallback, Py_NewRef(told));
 }
 
 void set_cuda_prover(PyObject* prove) {

@@ -31,8 +31,11 @@ struct Target {
   void count_fast(Switch state, int64_t units) {
     fast.fetch_add(state == Switch::proof ? 0 : units, std::memory_order_relaxed);
   }
+  // The first one of a reason is told with the user's line that caused it; that may run Python code.
   void count_fallback(Reason reason, int64_t units) {
-    fallback[static_cast<int>(reason)].fetch_add(units, std::memory_order_relaxed);
+    if (fallback[static_cast<int>(reason)].fetch_add(units, std::memory_order_relaxed) == 0) {
+      tell_first_fallback(reason);
+    }
   }
   // Sets fastpatch.FallbackError, returns nullptr.
   PyObject* raise_fallback(Reason reason) const;
@@ -46,6 +49,9 @@ struct Target {
   std::atomic<Switch> process{Switch::off};
   std::atomic<int64_t> fast{0};
   std::atomic<int64_t> fallback[static_cast<int>(Reason::count)]{};
+
+ private:
+  void tell_first_fallback(Reason reason) const;
 };
 
 std::vector<Target*>& all_targets();
@@ -119,10 +125,11 @@ class PassInner {
   int64_t saved_;
 };
 
-// fastpatch._native's context variable of scopes, fastpatch.FallbackError, and what makes the proof of a target, by
-// name and CUDA device.
+// fastpatch._native's context variable of scopes and fastpatch.FallbackError; what makes the proof of a target (name, CUDA
+// device); and what is told of the first fallback of a reason (name, code, line).
 void set_scope_variable(PyObject* variable);
 void set_cuda_prover(PyObject* prove);
+void set_first_fallback(PyObject* told);
 void set_fallback_error(PyObject* type);
 
 }  // namespace fastpatch

@@ -11,8 +11,9 @@ PyObject* setup(PyObject*, PyObject* args) {
   PyObject* variable = nullptr;
   PyObject* error = nullptr;
   PyObject* prove = nullptr;
+  PyObject* told = nullptr;
   PyObject* order = nullptr;
-  if (!PyArg_ParseTuple(args, "OOOO!", &variable, &error, &prove, &PyTuple_Type, &order)) {
+  if (!PyArg_ParseTuple(args, "OOOOO!", &variable, &error, &prove, &told, &PyTuple_Type, &order)) {
     return nullptr;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(order); ++i) {
@@ -25,6 +26,7 @@ PyObject* setup(PyObject*, PyObject* args) {
   set_scope_variable(variable);
   set_fallback_error(error);
   set_cuda_prover(prove);
+  set_first_fallback(told);
   Py_RETURN_NONE;
 }
 
@@ -148,9 +150,9 @@ PyMethodDef methods[] = {
     {"setup",
      setup,
      METH_VARARGS,
-     "Takes the context variable of scopes, the type FallbackError, what makes the proof (target, CUDA device), and "
-     "the "
-     "targets in the order of a scope's switches."},
+     "Takes the context variable of scopes, the type FallbackError, what makes the proof (target, CUDA device), what "
+     "is "
+     "told of first fallbacks (target, reason, line), and the targets in the order of a scope's switches."},
     {"set_switch", set_switch, METH_VARARGS, "Sets a target's process-wide switch."},
     {"get_switch", get_switch, METH_O, "A target's switch, here and now."},
     {"set_live", set_live, METH_VARARGS, "Whether a patch point's builtin may serve at all."},

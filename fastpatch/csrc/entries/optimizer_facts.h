@@ -1,7 +1,7 @@
 // The objects of torch.optim that optimizers are compared with, and the names of their attributes and keys.
 #pragma once
 
-#include "owned.h"
+#include "../owned.h"
 
 namespace fastpatch {
 

@@ -10,7 +10,7 @@
 #include "numbers.h"
 #include "optimizer.h"
 #include "optimizer_facts.h"
-#include "owned.h"
+#include "../owned.h"
 #include "sharded.h"
 #include "sgd.h"
 

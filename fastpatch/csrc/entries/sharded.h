@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../sgd.h"
-#include "owned.h"
+#include "../owned.h"
 
 namespace fastpatch {
 
