@@ -61,6 +61,23 @@ def load() -> ModuleType:
         return _outcome
 
 
+def load_built() -> ModuleType | None:
+    """``load()`` if the cache has a library for this environment, else None: it never builds."""
+    global _outcome
+    with _guard:
+        if not isinstance(_outcome, ModuleType):
+            entry = Entry.of(SOURCES, cache_dir())
+            compiler = _compile.find_compiler()
+            sought = compiler if isinstance(compiler, _compile.Compiler) else None
+            if not entry.is_private() or (found := entry.find(sought)) is None:
+                return None
+            try:
+                _outcome = _import(found.path)
+            except Exception as error:
+                raise BuildError(f"{found.path} can't be loaded: {error}") from error
+        return _outcome
+
+
 def unsupported_platform() -> str | None:
     """None on Linux x86-64; elsewhere a name such as ``"darwin arm64"``: no build is tried there."""
     system, machine = platform.system().lower(), platform.machine().lower()
