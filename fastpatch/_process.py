@@ -28,7 +28,8 @@ class Tally:
         self._folder = folder
         self._before = self._at_fork = fastpatch.report()
         self._begin()
-        os.register_at_fork(before=self._note, after_in_child=self._forked)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self._note, after_in_child=self._forked)
         atexit.register(self.write)
         # A child of multiprocessing ends without atexit (before Python 3.13, if it was forked), and with all finalizers
         # that its parent had taken away.
@@ -90,7 +91,7 @@ def start_main() -> None:
         raise SystemExit(f"fastpatch: {str(error).removeprefix('fastpatch: ')}") from None
     for text in complaints:
         with suppress(AttributeError, OSError, ValueError):  # stderr may be None, or closed
-            sys.stderr.write(f"fastpatch: {text.removeprefix('fastpatch: ')}\n")
+            sys.stderr.write(f"{text}\n")
 
 
 def start_child() -> None:

@@ -280,9 +280,7 @@ def test_import_compiles_nothing_patches_nothing_and_loads_nothing_heavy(tmp_pat
 
 @pytest.mark.parametrize("first", ["fastpatch.targets", "fastpatch._switch", "fastpatch._build", "fastpatch"])
 def test_the_public_names_come_with_their_first_use_whatever_was_imported_before(tmp_path, first):
-    text = (
-        f"import {first}\nimport fastpatch\nprint(fastpatch.targets(), fastpatch.Report.__name__)"
-    )
+    text = f"import {first}\nimport fastpatch\nprint(fastpatch.targets(), fastpatch.Report.__name__)"
     done = run_text(text, folder=tmp_path)
     assert done.stdout.startswith(f"{fastpatch.targets()} Report")
 

@@ -1,9 +1,7 @@
 """A program that is run by `python -m fastpatch` sees what it would see under `python`. None of them imports torch."""
 
-import os
 import py_compile
 import signal
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -55,6 +53,12 @@ FILES = {
     "thread.py": "import threading, time\nthreading.Timer(0.2, lambda: print('later', x)).start()\nx = 1",
     "error_at_exit.py": "import atexit\natexit.register(exit, 3)",
     "interrupt.py": "def f():\n    raise KeyboardInterrupt\nf()",
+    "ctrl_c.py": "import signal\ndef f(): signal.raise_signal(signal.SIGINT)\nf()",
+    "broken/torch/__init__.py": "def f():\n    raise OSError('no libcudart')\nf()",
+    "broken/imports_torch.py": "import torch",
+    "broken/catches.py": "try:\n    import torch\nexcept OSError as error:\n    print(error)\nimport torch",
+    "missing/torch/__init__.py": "import no_such_module",
+    "missing/imports_torch.py": "import torch",
     "group.py": "import pdb, sys\ntry:\n    1 / 0\nfinally:\n    print(sys.exc_info()[2].tb_next)",
 }
 
@@ -64,7 +68,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("programs")
     for name, text in FILES.items():
         path = folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with zipfile.ZipFile(folder / "archive.zip", "w") as archive:
         archive.writestr("__main__.py", FACTS)
@@ -81,7 +85,8 @@ PROGRAMS = (
     ["-c", FACTS, "c", "-d"], ["-c", CHAINED], ["-c", "x = ("], ["-cprint(1)"], ["-", "e"],
     ["chained.py"], ["syntax.py"], ["text.py"], ["seven.py"], ["nothing.py"], ["os_exit.py"], ["no such.py"],
     ["latin.py"], ["future.py"], ["hook.py"], ["atexit.py"], ["thread.py"], ["error_at_exit.py"], ["interrupt.py"],
-    ["group.py"], ["./doctor", "f"],
+    ["group.py"], ["./doctor", "f"], ["broken/imports_torch.py"], ["broken/catches.py"], ["missing/imports_torch.py"],
+    ["ctrl_c.py"],
 )  # fmt: skip
 
 
@@ -115,21 +120,10 @@ def test_a_script_named_like_a_sub_command_after_two_dashes(folder):
 
 
 def test_ctrl_c_ends_it_as_it_ends_python(folder):
-    text = "import sys, time; print('ready', flush=True); time.sleep(60)"
-    (folder / "sleeps.py").write_text(text)
-    ends = []
-    for start in ([], ["-m", "fastpatch"]):
-        env = {**os.environ, "PYTHONPATH": str(Path(cli.__globals__["fastpatch"].__file__).parents[1])}
-        process = subprocess.Popen(
-            [sys.executable, *start, "sleeps.py"], cwd=folder, env=env, stdout=-1, stderr=-1, text=True
-        )
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
-        ends.append((process.returncode, stderr))
-    assert ends[0] == ends[1]
-    assert ends[0][0] == -signal.SIGINT
-    assert "KeyboardInterrupt" in ends[0][1]
+    done = cli("ctrl_c.py", folder=folder)  # which is compared with python above
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert "fastpatch" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,15 @@ def test_a_script_is_served_from_its_first_line_on_and_torch_comes_when_the_scri
 
 
 def test_the_report_on_stderr_after_an_exception(tmp_path):
-    (tmp_path / "train.py").write_text(f"{HEAD}\ncalls(4)\nrefused()\n1 / 0\n")
+    (tmp_path / "train.py").write_text(f"{HEAD}\ncalls(4)\nrefused()\nraise KeyError(1)\n")
     done = cli("--report", "train.py", folder=tmp_path)
-    stock = python("train.py", folder=tmp_path)
-    assert done.returncode == stock.returncode == 1
-    assert done.stderr.startswith(stock.stderr)
-    header, loss, huber, *_ = done.stderr[len(stock.stderr) :].splitlines()
-    assert header.split() == ["target", "fast", "fallback"]
+    assert done.returncode == 1
+    header, file, line, error, *table = done.stderr.splitlines()
+    assert header == "Traceback (most recent call last):"
+    assert file.startswith(f'  File "{tmp_path / "train.py"}", line ')
+    assert (line, error) == ("    raise KeyError(1)", "KeyError: 1")
+    head, loss, huber, *_ = table
+    assert head.split() == ["target", "fast", "fallback"]
     assert (loss.split(), huber.split()) == (["smooth_l1_loss", "4", "0"], ["huber_loss", "0", "1"])
     assert "processes" not in done.stderr
 
@@ -106,28 +108,20 @@ except fastpatch.FallbackError:
 print(json.dumps([on, strict]))
 os._exit(0)
 """
-ALL = list(fastpatch.targets())
 
 
 @pytest.mark.parametrize(
-    ("options", "variables", "on", "strict"),
+    ("options", "variables", "on", "strict", "logged"),
     [
-        (["--only", "sgd"], {}, ["sgd"], False),
-        (["--exclude=sgd", "--strict"], {}, ["smooth_l1_loss", "huber_loss"], True),
-        (["--exclude", "sgd"], {"FASTPATCH_ONLY": "sgd,huber_loss"}, ["huber_loss"], False),
-        (["--strict", "--report"], {"FASTPATCH": "0"}, [], False),
+        (["--only", "sgd", "-v"], {}, ["sgd"], False, "sgd on"),
+        (["--exclude", "sgd", "--strict"], {"FASTPATCH_ONLY": "sgd,huber_loss"}, ["huber_loss"], True, ""),
     ],
 )
-def test_options_hold_for_what_the_script_does_too(tmp_path, options, variables, on, strict):
+def test_options_hold_for_what_the_script_does_too(tmp_path, options, variables, on, strict, logged):
     (tmp_path / "train.py").write_text(SWITCHES)
     done = must(cli(*options, "train.py", folder=tmp_path, **variables))
     assert json.loads(done.stdout) == [on, strict]
-    assert done.stderr == ""
-
-
-def test_verbose_logs(tmp_path):
-    done = must(cli("-v", "--only", "sgd", "-c", "import torch", folder=tmp_path))
-    assert done.stderr == "fastpatch: INFO: sgd on\n"
+    assert done.stderr == (f"fastpatch: INFO: {logged}\n" * 2 if logged else "")  # for us, and for the script
 
 
 def test_switched_off(tmp_path):
@@ -142,7 +136,7 @@ def test_a_failing_build_is_said_once_and_stock_serves(tmp_path, run):
     done, report = run(text, **broken)
     assert done.returncode == 0
     [line] = done.stderr.splitlines()
-    assert line.startswith("fastpatch: fastpatch is off, PyTorch serves every call: CXX='/nonexistent/c++' wasn't")
+    assert line.startswith("fastpatch is off, PyTorch serves every call: CXX='/nonexistent/c++' wasn't")
     assert report["targets"] == counted()
     caught = "try:\n    import torch\nexcept Exception:\n    pass\nprint('went on')"
     done, _ = run(caught, "--strict", **broken)
@@ -155,7 +149,7 @@ def test_a_failing_build_is_said_once_and_stock_serves(tmp_path, run):
 
 CHILDREN = f"""
 {HEAD}
-import multiprocessing, subprocess
+import multiprocessing, signal, subprocess
 from concurrent.futures import ProcessPoolExecutor
 
 class Local:
@@ -173,7 +167,7 @@ def bare_fork(n, end):
 
 if __name__ == "__main__":
     calls(1)
-    for method in ("fork", "spawn", "forkserver"):
+    for method in ("fork", "spawn"):
         process = multiprocessing.get_context(method).Process(target=child, args=(Local(),))
         process.start()
         process.join()
@@ -181,7 +175,9 @@ if __name__ == "__main__":
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         pool.submit(calls, 20_000).result()
     bare_fork(100_000, sys.exit)
-    bare_fork(500_000, os._exit)  # isn't reported, and harms nothing
+    # These lose their own counts, and nothing else.
+    bare_fork(500_000, os._exit)
+    bare_fork(500_000, lambda _: os.kill(os.getpid(), signal.SIGKILL))
     code = "import torch, torch.nn.functional as F; F.huber_loss(torch.ones(3), torch.zeros(3)); 1 / 0"
     failed = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     assert failed.returncode == 1 and failed.stderr.endswith("ZeroDivisionError: division by zero\\n")
@@ -194,8 +190,8 @@ if __name__ == "__main__":
 def test_children_inherit_it_and_their_counts_are_in_the_report(run):
     done, report = run(CHILDREN)
     assert (done.returncode, done.stderr) == (0, "")
-    assert report["targets"] == counted(1 + 3 * 1000 + 20_000 + 100_000 + 10, 1)
-    assert report["processes"] == 1 + 3 + 1 + 1 + 1
+    assert report["targets"] == counted(1 + 2 * 1000 + 20_000 + 100_000 + 10, 1)
+    assert report["processes"] == 1 + 2 + 1 + 1 + 1
     assert done.stdout == "True\n"
 
 
@@ -253,16 +249,16 @@ def test_a_run_inside_a_run_is_in_both_reports(run):
     assert (report["targets"], report["processes"]) == (counted(1), 1)
 
 
-# What a child that isn't served must not notice. It runs another interpreter's torch: a package of that name.
+# A child that imports json, and one whose torch is another one: a package of that name.
 UNSERVED = """
-import json, os, subprocess, sys
-env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], "other"])}
+import os, subprocess, sys
+os.environ["PYTHONPATH"] += os.pathsep + "other"
 code = (
-    "import json, sys; before = set(sys.modules); import {torch}; import sitecustomize; "
-    "print(json.dumps([sorted(m for m in sys.modules if m.startswith('fastpatch')), sitecustomize.whose, sys.path]))"
+    "import json, sys, {name}, sitecustomize; ours = [name for name in sys.modules if name.startswith('fastpatch')];"
+    "print(json.dumps([ours, sitecustomize.whose, [path for path in sys.path if '_inherit' in path]]))"
 )
-for torch in ("json", "torch"):
-    subprocess.run([sys.executable, "-c", code.format(torch=torch)], env=env, check=True)
+for name in ("json", "torch"):
+    subprocess.run([sys.executable, "-c", code.format(name=name)], check=True)
 """
 
 
@@ -271,16 +267,9 @@ def test_a_child_without_torch_or_with_another_is_left_alone_and_its_own_sitecus
     (tmp_path / "other" / "torch").mkdir(parents=True)
     (tmp_path / "other" / "sitecustomize.py").write_text("whose = 'the user'")
     (tmp_path / "other" / "torch" / "__init__.py").write_text("")
-    # The other torch comes last on the path, so that the parent must not see its own one either: no site-packages.
-    environment = {"PYTHONPATH": str(tmp_path / "other")}
     done = must(cli("train.py", folder=tmp_path))
-    without, with_torch = map(json.loads, done.stdout.splitlines())
-    assert without[:2] == [[], "the user"]
-    assert with_torch[0] == []
-    assert with_torch[1] == "the user"
-    stock = python("-c", "import json, sys; print(json.dumps(sys.path))", folder=tmp_path, **environment)
-    assert [path for path in with_torch[2] if "_inherit" in path] == []
-    assert str(tmp_path / "other") in json.loads(stock.stdout)
+    assert done.stderr == ""
+    assert list(map(json.loads, done.stdout.splitlines())) == [[[], "the user", []]] * 2
 
 
 def test_a_child_whose_parents_fastpatch_is_gone_runs(tmp_path):
@@ -303,32 +292,9 @@ def test_a_child_that_never_imports_torch_pays_next_to_nothing(tmp_path):
     run = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
     stock = set(must(python("-c", run, folder=tmp_path)).stdout.split())
     ours = set(must(cli("-c", run, folder=tmp_path)).stdout.split())
-    of_importlib = {name for name in ours if name.split(".")[0] == "importlib"}
-    assert ours - stock - of_importlib <= {
-        "sitecustomize", "__future__", "contextlib", "types", "collections", "functools", "operator", "keyword",
-        "reprlib", "_collections", "_functools", "_operator", "itertools", "warnings",
+    assert ours - stock <= {"sitecustomize", "__future__", "importlib", "importlib.machinery", "warnings"} | {
+        "importlib._bootstrap", "importlib._bootstrap_external"
     }  # fmt: skip
-
-
-def test_a_killed_child_loses_its_own_counts_only(run):
-    text = f"""
-{HEAD}
-import multiprocessing, signal
-
-def child(n):
-    calls(n)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-calls(7)
-for n in (100, 200):
-    process = multiprocessing.get_context("fork").Process(target=child, args=(n,))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-"""
-    done, report = run(text)
-    assert done.returncode == 0
-    assert (report["targets"], report["processes"]) == (counted(7), 1)
 
 
 def test_the_report_file_is_written_at_once_and_others_can_be_written_to(tmp_path):

@@ -110,7 +110,7 @@ def _variables() -> Iterator[Finding]:
 def _torch() -> Finding:
     if importlib.util.find_spec("torch") is None:
         return Finding(
-            "torch", "not installed", "fastpatch accelerates PyTorch, which isn't there", "pip install torch"
+            "torch", "not installed", "PyTorch, which fastpatch accelerates, is missing", "pip install torch"
         )
     try:
         import torch

@@ -8,12 +8,11 @@ Pythons, and has to leave a process that it can't serve as it was.
 from __future__ import annotations
 
 import importlib
-import importlib.machinery
-import importlib.util
+import importlib.machinery  # importlib.util and typing take several milliseconds more
 import os
 import sys
 
-TYPE_CHECKING = False  # typing itself takes 5 ms to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 RUN = "FASTPATCH_RUN"  # what the parent tells its children: see _cli/_children.py
+_FILE_OF_IMPORTLIB = importlib.machinery.ModuleSpec.__init__.__code__.co_filename
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -65,6 +65,9 @@ class TorchWatch:
                 module.__spec__._initializing = False  # type: ignore[union-attr]
                 self._then()
 
+        if hasattr(exec_module.__code__, "replace"):
+            # If torch can't be imported, the traceback is without this frame, as it is without those of importlib.
+            exec_module.__code__ = exec_module.__code__.replace(co_filename=_FILE_OF_IMPORTLIB)
         loader.exec_module = exec_module
 
 
@@ -96,10 +99,12 @@ def _turn_on(told: str) -> None:
 
 def _import_from(package: str) -> None:
     """Imports fastpatch from its place: it may be on nobody's path."""
-    spec: Any = importlib.util.spec_from_file_location(
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec: Any = spec_from_file_location(
         "fastpatch", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
     )
-    sys.modules["fastpatch"] = module = importlib.util.module_from_spec(spec)
+    sys.modules["fastpatch"] = module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -112,7 +117,9 @@ def _chain() -> None:
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
-        sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
+        from importlib.util import module_from_spec
+
+        sys.modules["sitecustomize"] = module = module_from_spec(spec)
         spec.loader.exec_module(module)
 
 
