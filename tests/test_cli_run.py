@@ -265,9 +265,11 @@ for name in ("json", "torch"):
 def test_a_child_without_torch_or_with_another_is_left_alone_and_its_own_sitecustomize_runs(tmp_path):
     (tmp_path / "train.py").write_text(UNSERVED)
     (tmp_path / "other" / "torch").mkdir(parents=True)
-    (tmp_path / "other" / "sitecustomize.py").write_text("whose = 'the user'")
     (tmp_path / "other" / "torch" / "__init__.py").write_text("")
-    done = must(cli("train.py", folder=tmp_path))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("whose = 'the user'")
+    path = os.pathsep.join([str(tmp_path / "site"), os.path.dirname(os.path.dirname(fastpatch.__file__))])
+    done = must(cli("train.py", folder=tmp_path, PYTHONPATH=path))
     assert done.stderr == ""
     assert list(map(json.loads, done.stdout.splitlines())) == [[[], "the user", []]] * 2
 
