@@ -10,7 +10,7 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 OFF, ONLY, STRICT, LOG = VARIABLES = ("FASTPATCH", "FASTPATCH_ONLY", "FASTPATCH_STRICT", "FASTPATCH_LOG")
 
@@ -91,7 +91,13 @@ def names(text: str, origin: str, targets: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in targets if name in found)
 
 
-class _ToStderr(logging.StreamHandler[TextIO]):
+if TYPE_CHECKING:
+    _Handler = logging.StreamHandler[TextIO]
+else:
+    _Handler = logging.StreamHandler  # which takes no type before Python 3.11
+
+
+class _ToStderr(_Handler):
     """Writes to whatever ``sys.stderr`` is at the time: it may be replaced, or None."""
 
     def emit(self, record: logging.LogRecord) -> None:

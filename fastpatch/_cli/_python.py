@@ -6,6 +6,7 @@ import builtins
 import importlib.machinery
 import importlib.util
 import io
+import linecache
 import os
 import pkgutil
 import runpy
@@ -74,6 +75,8 @@ def _run_module(name: str) -> None:
 
 def _run_code(text: str) -> None:
     main = _fresh_main()
+    if sys.version_info >= (3, 13):  # whose tracebacks show lines of it
+        linecache.cache["<string>"] = (len(text), None, (text + "\n").splitlines(True), "<string>")
     exec(compile(text + "\n", "<string>", "exec", dont_inherit=True), vars(main))
 
 
@@ -113,15 +116,17 @@ def _insert_path(path: str) -> None:
 def _read(path: str) -> CodeType:
     try:
         with io.open_code(path) as file:
-            code: CodeType | None = pkgutil.read_code(file) if path.endswith(".pyc") else None
-        if code is not None:
-            return code
-        with io.open_code(path) as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
-            return code
+            if not path.endswith(".pyc"):
+                source = file.read()
+            elif code := pkgutil.read_code(file):
+                return code  # type: ignore[no-any-return]
+            else:
+                raise RuntimeError("Bad magic number in .pyc file")
     except OSError as error:
         sys.stderr.write(f"{sys.orig_argv[0]}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
+    code = compile(source, path, "exec", dont_inherit=True)
+    return code
 
 
 def _show_without_us(error: BaseException) -> None:

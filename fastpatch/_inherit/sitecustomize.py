@@ -5,8 +5,6 @@ child is. So it imports nothing of fastpatch before torch is there, and little e
 Pythons, and has to leave a process that it can't serve as it was.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.machinery  # importlib.util and typing take several milliseconds more
 import os
@@ -31,13 +29,13 @@ class TorchWatch:
     this moment, skip one of the others.
     """
 
-    def __init__(self, then: Callable[[], object]) -> None:
+    def __init__(self, then: "Callable[[], object]") -> None:
         self._then = then
         self._done = False
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if name != "torch" or self._done:
             return None
         # Those after us alone: the ones before have been asked, and another such watch among them would ask us again.
@@ -49,13 +47,13 @@ class TorchWatch:
                     return spec
         return None
 
-    def _prepare(self, loader: Any) -> None:
+    def _prepare(self, loader: "Any") -> None:
         """Has the loader, which is torch's alone and stays the object it is, call us after its work."""
-        if not hasattr(loader, "exec_module"):
+        if not (hasattr(loader, "exec_module") and hasattr(loader, "__dict__")):
             return
         stock = loader.exec_module
 
-        def exec_module(module: ModuleType) -> None:
+        def exec_module(module: "ModuleType") -> None:
             vars(loader).pop("exec_module", None)  # another watch may have done so
             stock(module)
             if not self._done:
@@ -71,7 +69,7 @@ class TorchWatch:
         loader.exec_module = exec_module
 
 
-def watch(then: Callable[[], object]) -> None:
+def watch(then: "Callable[[], object]") -> None:
     """Calls ``then()`` right after torch's import; at once if that has happened."""
     if "torch" in sys.modules:
         then()
