@@ -28,8 +28,7 @@ class Program:
 
 
 def run(program: Program) -> None:
-    """Returns when the program has come to its end. Whatever it raises passes through, with its own traceback."""
-    stage(program)
+    """Returns when the staged program has come to its end. What it raises passes through, with its own traceback."""
     try:
         {"script": _run_script, "module": _run_module, "code": _run_code}[program.kind](program.what)
     except SystemExit:
