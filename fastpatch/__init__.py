@@ -4,12 +4,19 @@
 >>> fastpatch.enable()
 """
 
-from ._errors import BuildError, FallbackError, NativeBuildWarning
-from ._report import Report, explain, report, reset_report
-from ._scope import disabled, enabled
-from ._switch import disable, enable, is_enabled, targets
+import sys as _sys
+import types as _types
+import typing as _typing
+
 from ._version import __version__
-from .targets import Explanation
+
+if _typing.TYPE_CHECKING:
+    from ._counts import Report
+    from ._errors import BuildError, FallbackError, NativeBuildWarning
+    from ._report import explain, report, reset_report
+    from ._scope import disabled, enabled
+    from ._switch import disable, enable, is_enabled, targets
+    from .targets import Explanation
 
 __all__ = [
     "BuildError",
@@ -28,3 +35,40 @@ __all__ = [
     "reset_report",
     "targets",
 ]
+
+
+def _load() -> None:
+    """Fills in the public names. The first use of one does it, not the import of fastpatch: a script, above all one
+    that ``python -m fastpatch`` runs, may still set variables that torch reads when imported (OMP_NUM_THREADS).
+    """
+    # First: torch's import may turn fastpatch on (_inherit/sitecustomize.py), which needs its modules complete.
+    import torch  # noqa: F401
+
+    from . import _report, _scope, _switch
+
+    for name in __all__:
+        for module in (_report, _scope, _switch):
+            if name in vars(module):
+                globals()[name] = vars(module)[name]
+
+
+class _Face(_types.ModuleType):
+    """Keeps the package ``targets``, which any import sets here under its name, from hiding the function."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "targets" or not isinstance(value, _types.ModuleType):
+            super().__setattr__(name, value)
+
+
+_sys.modules[__name__].__class__ = _Face
+
+if not _typing.TYPE_CHECKING:  # where it would make every name valid
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        _load()
+        return globals()[name]
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

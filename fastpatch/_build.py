@@ -1,47 +1,38 @@
 """Find, compile, lock, verify and load the native library ``fastpatch._native``.
 
-The cache is ``<cache>/<tag>-<key>/native-<compiler>.so`` with a manifest ``.json`` beside it. A library is
-loaded only if its manifest holds its SHA-256. The manifest is written last: nothing that a killed build
-leaves is ever loaded.
+What is in the cache, and may be loaded, is ``_cache``'s to know; how to compile, ``_compile``'s.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
-import hashlib
 import importlib.machinery
 import importlib.util
 import json
 import os
 import platform
-import re
-import shlex
 import shutil
-import stat
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from . import _compile, _compilers, _ninja, _nvcc
+from . import _compile
+from ._cache import OTHER_CACHE, Entry, Library, Tools, cache_dir, explained, sha256
+from ._compilers import Compiler
 from ._errors import BuildError
 from ._locks import fork_safe
 
 SOURCES = Path(__file__).with_name("csrc")
 
-_SCHEMA = 1  # raise it when the meaning of the cache changes without a change of sources or flags
 _NAME = "fastpatch._native"
-_OTHER_CACHE = "set FASTPATCH_CACHE_DIR to a folder of your own"
 
 _guard = fork_safe(threading.Lock)
 _outcome: ModuleType | BuildError | None = None
@@ -63,23 +54,42 @@ def load() -> ModuleType:
         return _outcome
 
 
+def load_built() -> ModuleType | None:
+    """``load()`` if the cache has a library for this environment, else None: it never builds."""
+    global _outcome
+    with _guard:
+        if not isinstance(_outcome, ModuleType):
+            entry = Entry.of(SOURCES, cache_dir())
+            if not entry.is_private() or (found := entry.find(Tools.find(SOURCES))) is None:
+                return None
+            try:
+                _outcome = _load(found)
+            except Exception as error:
+                raise BuildError(f"{found.path} can't be loaded: {error}") from error
+        return _outcome
+
+
+def rebuild() -> None:
+    """Compiles the library into the cache, whether or not it has one, for the processes that start from now on.
+
+    Raises BuildError.
+    """
+    if unsupported_platform():
+        return  # loading it says so
+    cache = cache_dir()
+    try:
+        entry, tools = Entry.of(SOURCES, cache), Tools.find(SOURCES)
+        if isinstance(tools.compiler, BuildError):
+            raise tools.compiler
+        _build(SOURCES, entry, tools, entry.find(tools) if entry.is_private() else None)
+    except OSError as error:
+        raise explained(error, cache) from error
+
+
 def unsupported_platform() -> str | None:
     """None on Linux x86-64; elsewhere a name such as ``"darwin arm64"``: no build is tried there."""
     system, machine = platform.system().lower(), platform.machine().lower()
     return None if system == "linux" and machine in ("x86_64", "amd64") else f"{system} {machine}"
-
-
-def cache_dir() -> Path:
-    """``$FASTPATCH_CACHE_DIR``, else ``$XDG_CACHE_HOME/fastpatch``, else ``~/.cache/fastpatch``."""
-    try:
-        if own := os.environ.get("FASTPATCH_CACHE_DIR"):
-            return Path(own).expanduser().absolute()
-        # The XDG specification has relative paths ignored.
-        if (xdg := os.environ.get("XDG_CACHE_HOME", "")) and Path(xdg).is_absolute():
-            return Path(xdg, "fastpatch")
-        return Path.home() / ".cache" / "fastpatch"
-    except RuntimeError as error:
-        raise BuildError(f"this user has no home folder ({error}); {_OTHER_CACHE}") from error
 
 
 def load_from(sources: Path) -> ModuleType:
@@ -90,27 +100,21 @@ def load_from(sources: Path) -> ModuleType:
     try:
         return _find_or_build(sources, cache)
     except OSError as error:
-        raise _explained(error, cache) from error
+        raise explained(error, cache) from error
 
 
 def _find_or_build(sources: Path, cache: Path) -> ModuleType:
-    entry = Entry.of(sources, cache)
-    compiler = _compilers.find_compiler()
-    tools = Tools(
-        # Without a compiler any library of this key will do: container images drop it after a first run.
-        compiler if isinstance(compiler, _compilers.Compiler) else None,
-        _nvcc.find_toolkit() if any(sources.rglob("*.cu")) else "there are no CUDA sources",
-    )
+    entry, tools = Entry.of(sources, cache), Tools.find(sources)
     unusable = None
     if entry.is_private() and (found := entry.find(tools)):
         try:
             return _load(found)
         except Exception as error:
-            if tools.compiler is None:
-                raise BuildError(f"{found.path} can't be loaded ({error}), nor rebuilt: {compiler}") from error
+            if isinstance(tools.compiler, BuildError):
+                raise BuildError(f"{found.path} can't be loaded ({error}), nor rebuilt: {tools.compiler}") from error
             unusable = found
-    if isinstance(compiler, BuildError):
-        raise compiler
+    if isinstance(tools.compiler, BuildError):
+        raise tools.compiler
     built = _build(sources, entry, tools, unusable)
     try:
         return _load(built)
@@ -119,129 +123,6 @@ def _find_or_build(sources: Path, cache: Path) -> ModuleType:
             f"the native library was built, but can't be loaded: {error}; remove {entry.folder} and try"
             " again; if that doesn't help, please report this with its whole text"
         ) from error
-
-
-@dataclass(frozen=True)
-class Tools:
-    """What can build here: a C++ compiler or None, and a CUDA toolkit or why there is none."""
-
-    compiler: _compilers.Compiler | None
-    toolkit: _nvcc.Toolkit | str
-
-    @property
-    def cuda(self) -> _nvcc.Toolkit | None:
-        return None if isinstance(self.toolkit, str) else self.toolkit
-
-
-@dataclass(frozen=True)
-class Library:
-    """A library in the cache whose manifest fits it."""
-
-    path: Path
-    sha256: str
-    without_cuda: str | None  # why it has no CUDA kernels
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The folder in the cache for one key, that is, for all that the binary depends on but the compiler."""
-
-    cache: Path
-    folder: Path
-    parts: dict[str, str]
-
-    @classmethod
-    def of(cls, sources: Path, cache: Path) -> Entry:
-        parts = {
-            "schema": str(_SCHEMA),
-            "torch": torch.__version__,
-            "torch_git": str(torch.version.git_version),
-            "cxx11_abi": str(torch._C._GLIBCXX_USE_CXX11_ABI),
-            "cuda": str(torch.version.cuda),
-            "cuda_archs": os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
-            "python_abi": str(sysconfig.get_config_var("SOABI")),
-            "machine": platform.machine(),
-            "flags": _ninja.FLAGS,
-            "sources": _digest(sources),
-        }
-        key = _sha256(json.dumps(parts, sort_keys=True).encode())[:16]
-        tag = re.sub(r"[^\w.+-]", "_", f"torch-{parts['torch']}-{parts['python_abi']}")
-        return cls(cache, cache / f"{tag}-{key}", parts)
-
-    def place(self, tools: Tools) -> Path:
-        """Of the library that these tools make, or would; a pattern for all that fit, where one is missing."""
-        compiler = _sha256(tools.compiler.identity.encode())[:8] if tools.compiler else "*"
-        cuda = f"-cuda-{_sha256(tools.cuda.identity.encode())[:8]}" if tools.cuda else ""
-        return self.folder / f"native-{compiler}{cuda}.so"
-
-    def find(self, tools: Tools) -> Library | None:
-        """A verified library of these tools. Without a compiler any will do; without a CUDA toolkit, one that has
-        kernels for CUDA is best."""
-        place = self.place(tools).name
-        patterns = [place] if tools.cuda else [place.replace(".so", "-cuda-*.so"), place]
-        paths = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
-        return next(filter(None, map(_verified, paths)), None)
-
-    def is_private(self) -> bool:
-        """Whether the folders exist; BuildError if anybody but this user could put a library there."""
-        try:
-            _check_private(self.cache)
-            _check_private(self.folder)
-        except FileNotFoundError:
-            return False
-        return True
-
-    def create(self) -> None:
-        for folder in (self.cache, self.folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_private(folder)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _digest(sources: Path) -> str:
-    """One hash over the names and contents of all files."""
-    files = {str(path.relative_to(sources)): path for path in sources.rglob("*") if path.is_file()}
-    lines = [f"{_sha256(files[name].read_bytes())} {name}" for name in sorted(files)]
-    return _sha256("\n".join(lines).encode())
-
-
-def _check_private(folder: Path) -> None:
-    status = folder.stat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise BuildError(f"{folder} is not a folder; remove it, or {_OTHER_CACHE}")
-    owner, mode = _user(status.st_uid), f"mode {stat.S_IMODE(status.st_mode):04o}"
-    if status.st_uid != os.geteuid():
-        raise BuildError(
-            f"nothing is loaded from {folder}, which belongs to {owner} ({mode}), not to"
-            f" {_user(os.geteuid())}, who runs this; {_OTHER_CACHE}"
-        )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise BuildError(
-            f"nothing is loaded from {folder} ({mode}, owner {owner}), as others can write there:"
-            f" chmod go-w {shlex.quote(str(folder))}, or {_OTHER_CACHE}"
-        )
-
-
-def _user(uid: int) -> str:
-    try:
-        import pwd  # not on Windows, where this module must import all the same
-
-        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except (ImportError, KeyError):  # a number without a name is usual in containers
-        return f"uid {uid}"
-
-
-def _verified(path: Path) -> Library | None:
-    try:
-        manifest = json.loads(path.with_suffix(".json").read_bytes())
-        expected, without_cuda = manifest["sha256"], manifest.get("without_cuda")
-        found = _sha256(path.read_bytes())
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # missing, or a damaged manifest
-        return None
-    return Library(path, found, without_cuda) if found == expected else None
 
 
 def why_no_cuda() -> str | None:
@@ -297,7 +178,7 @@ def _compile_with(
     tools: Tools, sources: Path, folder: Path, timeout: float, progress: _compile.Progress
 ) -> tuple[Path, str | None]:
     """The library, and why it has no CUDA kernels. What is wrong with those must not cost the others."""
-    assert tools.compiler is not None  # for mypy: nobody builds without
+    assert isinstance(tools.compiler, Compiler)  # for mypy: nobody builds without
     without_cuda = tools.toolkit if isinstance(tools.toolkit, str) else None
     start = time.monotonic()
     try:
@@ -315,8 +196,8 @@ def _compile_with(
 
 
 def _publish(built: Path, entry: Entry, tools: Tools, seconds: float, without_cuda: str | None = None) -> Library:
-    assert tools.compiler is not None  # for mypy: nobody builds without
-    library = Library(entry.place(tools), _sha256(built.read_bytes()), without_cuda)
+    assert isinstance(tools.compiler, Compiler)  # for mypy: nobody builds without
+    library = Library(entry.place(tools), sha256(built.read_bytes()), without_cuda)
     manifest = {
         "sha256": library.sha256,
         "compiler": tools.compiler.identity,
@@ -348,19 +229,11 @@ def _locked(path: Path, timeout: float, progress: _compile.Progress) -> Iterator
     except filelock.Timeout as error:
         raise BuildError(
             f"another process has held {path} for longer than {timeout:g} s; allow more seconds with"
-            f" FASTPATCH_BUILD_TIMEOUT, or {_OTHER_CACHE}"
+            f" FASTPATCH_BUILD_TIMEOUT, or {OTHER_CACHE}"
         ) from error
     except NotImplementedError as error:  # what filelock raises on a file system without locks
-        raise BuildError(f"the file system of {path} has no locks; {_OTHER_CACHE} on another") from error
+        raise BuildError(f"the file system of {path} has no locks; {OTHER_CACHE} on another") from error
     try:
         yield
     finally:
         lock.release()
-
-
-def _explained(error: OSError, cache: Path) -> BuildError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return BuildError(f"the disk of {cache} is full ({error}); free some space, or {_OTHER_CACHE} elsewhere")
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return BuildError(f"the cache {cache} can't be used ({error}); {_OTHER_CACHE} that can be written")
-    return BuildError(f"no native library in the cache {cache} ({error}); is it sound? If not, {_OTHER_CACHE}")

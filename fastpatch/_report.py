@@ -1,48 +1,13 @@
-"""What happened, and what would: counters as a Report, explain()."""
+"""What happened, and what would: report(), explain()."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from . import _build, _switch
+from ._counts import Report
 from .targets import TARGETS, Explanation
-
-
-@dataclass(frozen=True)
-class Report:
-    """How many calls each target served and how many fell back to stock, with the reasons.
-
-    A unit is a loss call, or a parameter that ``SGD.step`` updated; a refusal of a whole parameter group counts once.
-    ``str()`` gives a table.
-
-    Attributes:
-        kept_bytes: memory of former gradients and other large results of the losses that is kept at this moment for the
-            next ones, at most 128 MiB; ``disable()`` gives it back.
-    """
-
-    _counts: dict[str, tuple[int, dict[str, int]]]
-    _reasons: dict[str, str]
-    kept_bytes: int = 0
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """``{"sgd": {"fast": 3, "fallback": {"sparse_grad": 1}}, ...}``"""
-        return {name: {"fast": fast, "fallback": dict(reasons)} for name, (fast, reasons) in self._counts.items()}
-
-    def __str__(self) -> str:
-        """A table that fits 80 columns."""
-        lines = [f"{'target':<16} {'fast':>12} {'fallback':>12}"]
-        for name, (fast, reasons) in self._counts.items():
-            lines.append(f"{name:<16} {fast:>12} {sum(reasons.values()):>12}")
-            for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
-                first = f"{'':<29} {count:>12}  {reason}: "
-                lines.append(first.rstrip())
-                lines += textwrap.wrap(self._reasons[reason], 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
-        if self.kept_bytes:
-            lines.append(f"memory kept for the next large results: {self.kept_bytes / 2**20:.1f} MiB")
-        return "\n".join(lines)
 
 
 def report() -> Report:
@@ -76,7 +41,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         Explanation: ``.fast``, ``.reason`` (a stable code, None if fast), ``.detail`` (a sentence).
 
     Raises:
-        ValueError: no target serves calls of ``fn``.
+        ValueError: no target serves calls of ``fn``; or an environment variable of ours has a value that means nothing.
 
     Example:
         >>> print(fastpatch.explain(F.smooth_l1_loss, input, target, beta=-1.0))
@@ -91,6 +56,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     if platform := _build.unsupported_platform():
         return Explanation(target.name, False, "unsupported_platform", f"there is no native library for {platform}")
     if not _switch.is_enabled(target.name):
+        if (why := _switch.forbidden(target.name)) is not None:
+            return Explanation(target.name, False, "switched_off", why)
         if (failure := _switch.failure(target.name)) is not None:
             return Explanation(target.name, False, "not_built", failure)
         text = f"{target.name} isn't on in this thread and scope; fastpatch.enable() turns it on"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ._switch import INHERIT, NAMES, OFF, ON, STRICT, Scopes, check_strict, checked, hold, ready, scopes
+from ._switch import INHERIT, NAMES, OFF, ON, STRICT, Scopes, check_strict, checked, granted, hold, ready, scopes
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -24,22 +24,21 @@ class Scope:
     """A context manager and decorator that sets the switches of some targets in this context."""
 
     _word: str
-    _switch: int
 
     def __init__(self, targets: tuple[str, ...]) -> None:
         self._targets = checked(self._word, targets)
         self._entered: list[tuple[list[int], tuple[str, ...]]] = []  # in any context, not ended yet
 
-    def _begin(self) -> tuple[str, ...]:
-        """The names whose switch this scope really sets."""
-        return self._targets
+    def _begin(self) -> tuple[tuple[str, ...], int]:
+        """The names whose switch this scope really sets, and that switch."""
+        raise NotImplementedError
 
     def _hold(self, names: tuple[str, ...], change: int) -> None:
         """Counts this scope among those that turn the targets on."""
 
     def __enter__(self) -> None:
-        names = self._begin()
-        switches = [self._switch if name in names else INHERIT for name in NAMES]
+        names, switch = self._begin()
+        switches = [switch if name in names else INHERIT for name in NAMES]
         self._hold(names, +1)
         scopes.set((switches, _open(scopes.get())))
         self._entered.append((switches, names))
@@ -99,14 +98,14 @@ class enabled(Scope):
     Other threads and tasks aren't touched: neither those started inside the block (a new thread starts with an empty
     context; a task started inside inherits the scope until it ends) nor autograd's own threads, in which hooks of a
     backward pass on a GPU run. Scopes nest, the innermost one that names a target decides, and they may end in any
-    order.
+    order. The environment variables have the last word, as for ``enable``.
 
     Args:
         targets: names out of ``fastpatch.targets()``; none means all.
         strict: see ``enable``.
 
     Raises:
-        ValueError: an unknown target.
+        ValueError: an unknown target; on entering, an environment variable of ours with a value that means nothing.
         BuildError: on entering with ``strict``, if the native library can't be had.
 
     Example:
@@ -122,10 +121,10 @@ class enabled(Scope):
         super().__init__(targets)
         check_strict(self._word, strict)
         self._strict = strict
-        self._switch = STRICT if strict else ON
 
-    def _begin(self) -> tuple[str, ...]:
-        return ready(self._targets, self._strict)
+    def _begin(self) -> tuple[tuple[str, ...], int]:
+        names, strict = granted(self._targets, self._strict)
+        return ready(names, strict), STRICT if strict else ON
 
     def _hold(self, names: tuple[str, ...], change: int) -> None:
         hold(names, change)
@@ -147,10 +146,12 @@ class disabled(Scope):
     """
 
     _word = "disabled"
-    _switch = OFF
 
     def __init__(self, *targets: str) -> None:
         super().__init__(targets)
+
+    def _begin(self) -> tuple[tuple[str, ...], int]:
+        return self._targets, OFF
 
     def _again(self) -> disabled:
         return disabled(*self._targets)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import _build
+from . import _build, _environment
 from ._errors import BuildError, FallbackError, NativeBuildWarning, warn_user
 from ._locks import fork_safe
 from .targets import DTYPES, TARGETS, Target
@@ -57,6 +57,9 @@ def targets() -> tuple[str, ...]:
 def enable(*targets: str, strict: bool = False) -> None:
     """Turns targets on for the whole process; again is the same as once.
 
+    The environment variables ``FASTPATCH``, ``FASTPATCH_ONLY`` and ``FASTPATCH_STRICT`` have the last word: what they
+    leave out stays off, even if it is named here.
+
     The first call builds the native library if the cache has none for this torch (it says so on stderr, and takes
     about a minute), and proves of each target that the compiled path serves and equals stock bit for bit. A target
     that can't be turned on is left to stock, with a warning that says why.
@@ -69,7 +72,7 @@ def enable(*targets: str, strict: bool = False) -> None:
             by then. The last ``enable`` of a target decides.
 
     Raises:
-        ValueError: an unknown target.
+        ValueError: an unknown target, or an environment variable of ours with a value that means nothing.
         BuildError: with ``strict``, if the native library can't be had.
 
     Example:
@@ -78,6 +81,9 @@ def enable(*targets: str, strict: bool = False) -> None:
     """
     names = checked("enable", targets)
     check_strict("enable", strict)
+    names, strict = granted(names, strict)
+    if len(names) < len(targets) or not names:
+        _log_forbidden(targets or NAMES)
     fit = ready(names, strict)
     with _lock:
         for name in fit:
@@ -152,6 +158,21 @@ def check_strict(function: str, strict: bool) -> None:
         raise TypeError(f"fastpatch.{function}: strict must be True or False, not {strict!r}")
 
 
+def granted(names: tuple[str, ...], strict: bool) -> tuple[tuple[str, ...], bool]:
+    """What the environment leaves of a request to turn targets on."""
+    settings = _environment.read(NAMES)
+    return tuple(name for name in names if settings.forbids(name) is None), strict or settings.strict
+
+
+def forbidden(name: str) -> str | None:
+    """Why the environment keeps a target off; None if it doesn't."""
+    return _environment.read(NAMES).forbids(name)
+
+
+def _log_forbidden(names: tuple[str, ...]) -> None:
+    _log.info("%s", "; ".join(dict.fromkeys(filter(None, map(forbidden, names)))))
+
+
 def hold(names: tuple[str, ...], change: int) -> None:
     """Counts a scope (+1 when it opens, -1 when it ends) among those that want the targets patched."""
     if not names:  # perhaps there is no native library
@@ -170,6 +191,8 @@ def _warn_once(text: str) -> None:
 
 def ready(names: tuple[str, ...], strict: bool) -> tuple[str, ...]:
     """Those of the targets that the native library serves here; loads (or builds) it, and proves them."""
+    if not names:  # nothing is built for nothing
+        return ()
     with _set_up_lock:
         return _ready(names, strict)
 

@@ -16,10 +16,11 @@ CSRC = PACKAGE / "csrc"
 
 # From the ground up: a file imports only from rooms below its own.
 ROOMS = (
-    ("_errors", "_locks", "_version", "_native"),  # _native is the compiled side: below all, and imports none of us
-    ("_compilers", "_nvcc"),
+    # _native is the compiled side: below all, and imports none of us. Nor does sitecustomize, which runs in any Python.
+    ("_errors", "_locks", "_version", "_html", "_environment", "_inherit", "_inherit.sitecustomize", "_native"),
+    ("_compilers", "_nvcc", "_counts"),
     ("_ninja",),
-    ("_compile",),
+    ("_compile", "_cache"),
     ("_build",),
     ("_patching",),
     ("targets._target",),
@@ -30,6 +31,9 @@ ROOMS = (
     ("_scope",),
     ("_report",),
     ("",),  # fastpatch/__init__.py
+    ("_process", "_cli._python"),
+    ("_cli._children", "_cli._options", "_cli._doctor", "_cli._cache", "_cli._bench"),
+    ("_cli._run", "_cli._commands"),
     ("_cli",),
     ("__main__",),
 )
@@ -271,6 +275,19 @@ def test_import_compiles_nothing_patches_nothing_and_loads_nothing_heavy(tmp_pat
     seen = json.loads(done.stdout)
     assert not {"setuptools", "filelock", "ninja", "sympy", "numpy"} & set(seen["new"])
     assert "torch.utils.cpp_extension" not in seen["new_in_torch"]
-    assert {"fastpatch", "wrapt"} <= set(seen["new"])
+    assert seen["new"] == ["fastpatch"]
     assert (seen["events"], seen["patched"], seen["native"], seen["enabled"]) == ([], [], False, False)
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("first", ["fastpatch.targets", "fastpatch._switch", "fastpatch._build", "fastpatch"])
+def test_the_public_names_come_with_their_first_use_whatever_was_imported_before(tmp_path, first):
+    text = f"import {first}\nimport fastpatch\nprint(fastpatch.targets(), fastpatch.Report.__name__)"
+    done = run_text(text, folder=tmp_path)
+    assert done.stdout.startswith(f"{fastpatch.targets()} Report")
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="module 'fastpatch' has no attribute 'enabel'"):
+        fastpatch.enabel  # noqa: B018
+    assert set(fastpatch.__all__) <= set(dir(fastpatch))

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastpatch import _build, _compile, _compilers, _ninja
+from fastpatch import _build, _cache, _compile, _compilers, _ninja
 from fastpatch._errors import BuildError
 
 pytestmark = pytest.mark.skipif(_build.unsupported_platform() is not None, reason="no native library here")
@@ -302,7 +302,7 @@ def test_what_the_precompiled_header_declares(sources: Path, usable: bool, tmp_p
         lambda sources, patch: patch.setattr(torch.version, "git_version", "other"),
         lambda sources, patch: patch.setattr(torch.version, "cuda", "99.0"),
         lambda sources, patch: patch.setenv("TORCH_CUDA_ARCH_LIST", "9.9"),
-        lambda sources, patch: patch.setattr(_build, "_SCHEMA", -1),
+        lambda sources, patch: patch.setattr(_cache, "_SCHEMA", -1),
     ],
 )
 def test_key_changes_with_all_that_the_binary_depends_on(
@@ -311,15 +311,15 @@ def test_key_changes_with_all_that_the_binary_depends_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = _build.Entry.of(sources, tmp_path).folder
-    assert _build.Entry.of(sources, tmp_path).folder == before
+    before = _cache.Entry.of(sources, tmp_path).folder
+    assert _cache.Entry.of(sources, tmp_path).folder == before
     change(sources, monkeypatch)
-    assert _build.Entry.of(sources, tmp_path).folder != before
+    assert _cache.Entry.of(sources, tmp_path).folder != before
 
 
 def test_key_does_not_depend_on_where_the_sources_lie(sources: Path, tmp_path: Path) -> None:
     moved = write_sources(tmp_path / "elsewhere")
-    assert _build.Entry.of(moved, tmp_path) == _build.Entry.of(sources, tmp_path)
+    assert _cache.Entry.of(moved, tmp_path) == _cache.Entry.of(sources, tmp_path)
 
 
 def test_a_changed_source_is_compiled(warm: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -371,7 +371,7 @@ def test_waiting_for_a_lock_has_an_end(
     sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fcntl = pytest.importorskip("fcntl")
-    entry = _build.Entry.of(sources, cache)
+    entry = _cache.Entry.of(sources, cache)
     entry.create()
     monkeypatch.setenv("FASTPATCH_BUILD_TIMEOUT", "0.3")
     with (entry.folder / "build.lock").open("w") as lock:
@@ -441,7 +441,7 @@ def remove_library(library: Path) -> None:
 def verified_garbage(library: Path) -> None:
     library.unlink()
     library.write_bytes(b"not a library")
-    digest = {"sha256": _build._sha256(b"not a library")}
+    digest = {"sha256": _cache.sha256(b"not a library")}
     library.with_suffix(".json").write_text(json.dumps(digest))
 
 
@@ -487,7 +487,7 @@ def test_a_build_that_dies_between_library_and_manifest_is_not_loaded(
     data = warm.read_bytes() + b"changed"
     warm.unlink()
     warm.write_bytes(data)
-    assert _build._verified(warm) is None
+    assert _cache.verified(warm) is None
     assert _build.load_from(sources).widths() == WIDTHS
     assert builds(capsys) == 2
 

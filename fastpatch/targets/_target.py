@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import _build
+from .._html import element, table
 from .._patching import PatchPoint
 
 
@@ -44,6 +45,10 @@ class Explanation:
     def __str__(self) -> str:
         verdict = "fast" if self.fast else f"stock, because of {self.reason}"
         return f"{self.target}: {verdict}: {self.detail}"
+
+    def _repr_html_(self) -> str:
+        verdict = element("strong", "fast" if self.fast else "stock")
+        return table(("target", "served by", "reason", "why"), [(self.target, verdict, self.reason or "", self.detail)])
 
 
 class Target(ABC):

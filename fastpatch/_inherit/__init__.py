@@ -1,0 +1,1 @@
+"""What child processes of ``python -m fastpatch`` find first on their PYTHONPATH: ``sitecustomize``."""
