@@ -37,6 +37,21 @@ __all__ = [
 ]
 
 
+def load_ipython_extension(shell: _typing.Any) -> None:
+    """For ``%load_ext fastpatch``: turns everything on, and defines ``%%fastpatch [TARGET ...] [--strict]``, which
+    turns it on for a cell and shows the cell's report under it."""
+    from . import _notebook
+
+    _notebook.load(shell)
+
+
+def unload_ipython_extension(shell: _typing.Any) -> None:
+    """For ``%unload_ext fastpatch``: turns everything off."""
+    from . import _notebook
+
+    _notebook.unload(shell)
+
+
 def _load() -> None:
     """Fills in the public names. The first use of one does it, not the import of fastpatch: a script, above all one
     that ``python -m fastpatch`` runs, may still set variables that torch reads when imported (OMP_NUM_THREADS).

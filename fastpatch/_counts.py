@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ._html import Markup, element, table
@@ -25,12 +25,15 @@ class Report:
         kept_bytes: memory of former gradients and other large results of the losses that is kept at this moment for the
             next ones, at most 128 MiB; ``disable()`` gives it back.
         processes: the number of processes whose counters these are.
+        first_lines: the line of your code at which a fallback for a reason first happened, in its process:
+            ``{"sgd": {"sparse_grad": "/home/me/train.py:12"}}``.
     """
 
     _counts: dict[str, tuple[int, dict[str, int]]]
     _reasons: dict[str, str]
     kept_bytes: int = 0
     processes: int = 1
+    first_lines: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """``{"sgd": {"fast": 3, "fallback": {"sparse_grad": 1}}, ...}``"""
@@ -49,6 +52,7 @@ class Report:
             "kept_bytes": self.kept_bytes,
             "targets": self.to_dict(),
             "reasons": occurring,
+            "first_lines": self.first_lines,
         }
         return json.dumps(data, indent=2) + "\n"
 
@@ -70,7 +74,11 @@ class Report:
             reasons = {str(code): str(sentence) for code, sentence in data["reasons"].items()}
             if missing := {code for _, codes in counts.values() for code in codes} - set(reasons):
                 raise ValueError(f"it has no sentence for {', '.join(sorted(missing))}")
-            return cls(counts, reasons, _number(data["kept_bytes"]), _number(data["processes"]))
+            lines = {
+                str(name): {str(code): str(line) for code, line in lines.items()}
+                for name, lines in data.get("first_lines", {}).items()
+            }
+            return cls(counts, reasons, _number(data["kept_bytes"]), _number(data["processes"]), lines)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             start = text[:60]
             why = f"no {error}" if isinstance(error, KeyError) else error
@@ -102,6 +110,10 @@ class Report:
             {**self._reasons, **other._reasons},
             self.kept_bytes + other.kept_bytes,
             self.processes + other.processes,
+            {
+                name: {**other.first_lines.get(name, {}), **self.first_lines.get(name, {})}
+                for name in {**self.first_lines, **other.first_lines}
+            },
         )
 
     def _count(self, name: str) -> tuple[int, dict[str, int]]:
@@ -112,14 +124,21 @@ class Report:
         return any(fast or reasons for _, fast, reasons in self._lines())
 
     def since(self, earlier: Report) -> Report:
-        """What was counted after ``earlier``, a report of the same process. Only the counters are of this report."""
+        """What was counted after ``earlier``, a report of the same process."""
         counts = {name: _minus(counted, earlier._count(name)) for name, counted in self._counts.items()}
-        return Report(counts, self._reasons)
+        lines = {
+            name: {code: line for code, line in lines.items() if code in counts[name][1]}
+            for name, lines in self.first_lines.items()
+        }
+        return Report(counts, self._reasons, first_lines={name: found for name, found in lines.items() if found})
 
     def _lines(self) -> Iterator[tuple[str, int, list[tuple[str, int]]]]:
         """For each target its name, fast count, and reasons with counts, the most frequent first."""
         for name, (fast, reasons) in self._counts.items():
             yield name, fast, sorted(reasons.items(), key=lambda item: -item[1])
+
+    def _first_line(self, name: str, reason: str) -> str:
+        return self.first_lines.get(name, {}).get(reason, "")
 
     def _notes(self) -> Iterator[str]:
         if self.processes > 1:
@@ -135,20 +154,30 @@ class Report:
             for reason, count in reasons:
                 lines.append(f"{'':<29} {count:>12}  {reason}:")
                 lines += textwrap.wrap(self._reasons[reason], 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
+                if line := self._first_line(name, reason):
+                    lines.append(f"      first at {line if len(line) <= 65 else '...' + line[-62:]}")
         return "\n".join([*lines, *self._notes()])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """For IPython."""
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         rows: list[tuple[object, ...]] = []
         for name, fast, reasons in self._lines():
             rows.append((element("strong", name), fast, sum(count for _, count in reasons), ""))
-            rows += [("", "", count, _because(reason, self._reasons[reason])) for reason, count in reasons]
+            rows += [
+                ("", "", count, _because(reason, self._reasons[reason], self._first_line(name, reason)))
+                for reason, count in reasons
+            ]
         return table(("target", "fast", "fallback", "reason"), rows) + "".join(
             element("p", note) for note in self._notes()
         )
 
 
-def _because(reason: str, sentence: str) -> Markup:
-    return Markup(element("code", reason) + element("span", f": {sentence}"))
+def _because(reason: str, sentence: str, line: str) -> Markup:
+    text = f": {sentence}" + (f"; first at {line}" if line else "")
+    return Markup(element("code", reason) + element("span", text))
 
 
 def _number(value: object) -> int:

@@ -17,7 +17,11 @@ def report() -> Report:
     from . import _native
 
     counts = {name: _native.counts(name) for name in TARGETS}
-    return Report(counts, _native.reasons(), _native.loss_kept_memory())
+    lines: dict[str, dict[str, str]] = {}
+    for (name, reason), line in list(_switch.first_lines.items()):
+        if reason in counts[name][1]:
+            lines.setdefault(name, {})[reason] = line
+    return Report(counts, _native.reasons(), _native.loss_kept_memory(), first_lines=lines)
 
 
 def reset_report() -> None:

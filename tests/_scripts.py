@@ -8,12 +8,18 @@ from pathlib import Path
 import fastpatch
 
 
-def run_script(script, *arguments, folder, **environment):
-    """Runs a script file, which imports the same fastpatch as the tests do, and must succeed; returns the process."""
+def environment_of_scripts(**changes):
+    """In which another interpreter imports the same fastpatch as the tests do."""
     path = os.pathsep.join(filter(None, [str(Path(fastpatch.__file__).parents[1]), os.getenv("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **changes}
     env.pop("PYTHONWARNINGS", None)
+    return env
+
+
+def run_script(script, *arguments, folder, **environment):
+    """Runs a script file, which must succeed; returns the process."""
     command = [sys.executable, str(script), *arguments]
+    env = environment_of_scripts(**environment)
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from _helpers import served
 
 import fastpatch
 
@@ -183,3 +184,68 @@ def test_table_with_a_reason_fits_80_columns(reason):
     fastpatch.enable()
     refuse(reason)
     assert max(map(len, str(fastpatch.report()).splitlines())) <= 80
+
+
+# --- the first line of a reason
+
+
+def test_the_first_line_of_each_reason_is_the_users():
+    fastpatch.enable()
+    x = torch.ones(3)
+
+    def calls():
+        torch.nn.SmoothL1Loss()(x, x.double())  # through a module of torch's
+        torch.nn.SmoothL1Loss()(x, x.double())
+        torch.optim.SGD([parameter()], lr=0.1, fused=True).step()
+
+    calls()
+    first = calls.__code__.co_firstlineno
+    lines = {"smooth_l1_loss": {"dtype": f"{__file__}:{first + 1}"}, "sgd": {"fused": f"{__file__}:{first + 3}"}}
+    report = fastpatch.report()
+    assert report.first_lines == lines
+    assert f"{__file__[-40:]}:{first + 1}\n" in str(report)  # however much of its beginning is cut off
+    assert max(map(len, str(report).splitlines())) <= 80
+    assert f"{__file__}:{first + 3}" in report._repr_html_()
+    assert fastpatch.Report.from_json(report.to_json()).first_lines == lines
+    fastpatch.reset_report()
+    assert fastpatch.report().first_lines == {}
+    refuse("dtype")
+    assert fastpatch.report().first_lines["smooth_l1_loss"]["dtype"] != lines["smooth_l1_loss"]["dtype"]
+    both = report + fastpatch.report()
+    assert both.first_lines == lines  # those of the first report
+
+
+def test_a_line_in_another_thread():
+    fastpatch.enable()
+    thread = threading.Thread(target=refuse, args=("beta",))
+    thread.start()
+    thread.join()
+    assert fastpatch.report().first_lines["smooth_l1_loss"]["beta"].startswith(f"{__file__}:")
+
+
+def test_the_first_fallback_of_a_reason_is_logged_once(caplog):
+    fastpatch.enable()
+    caplog.set_level("DEBUG", "fastpatch")
+    for reason in ("dtype", "beta", "dtype", "dtype"):
+        refuse(reason)
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "DEBUG"]
+    assert [text.partition(" at ")[0] for text in logged] == [
+        "smooth_l1_loss went to PyTorch (dtype)",
+        "smooth_l1_loss went to PyTorch (beta)",
+    ]
+
+
+def test_a_logger_that_raises_does_not_cost_the_call(monkeypatch):
+    from fastpatch import _switch
+
+    fastpatch.enable()
+    caught = []
+    monkeypatch.setattr("sys.unraisablehook", caught.append)
+
+    def broken(*args):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(_switch._log, "debug", broken)
+    with served("smooth_l1_loss", fallback={"dtype": 1}):
+        refuse("dtype")
+    assert [type(one.exc_value) for one in caught] == [ZeroDivisionError]
