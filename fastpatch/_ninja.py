@@ -6,6 +6,7 @@ capability of ATen).
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sysconfig
 from collections.abc import Iterable
@@ -57,18 +58,14 @@ def ninja_file(sources: Path, compiler: Compiler, toolkit: _nvcc.Toolkit | None 
     last, as torch's heavy headers are in all else. All C++ but the kernels includes ``precompiled.h``: the compiler
     finds in the current folder what it has read of it before, or, if it can't use that, the header in ``sources``.
     """
-    # cpp_extension imports setuptools, which is slow: only a build pays for it.
-    try:
-        from torch.utils.cpp_extension import include_paths, library_paths
-    except ImportError as error:
-        raise BuildError(f"{error}, which torch.utils.cpp_extension needs: pip install setuptools") from error
+    include_paths, library_paths = _paths_of_torch()
     precompiled = (sources / _PRECOMPILED).exists()
     units = _units(sources, precompiled, toolkit is not None)
     python = dict.fromkeys((sysconfig.get_path("include"), sysconfig.get_path("platinclude")))
-    system = [*include_paths(), *python]
+    system = [*include_paths, *python]
     includes = _words([f"-I{sources}", *(part for path in system for part in ("-isystem", path))])
     cxx = _words(compiler.command)
-    folders = [*library_paths(), *(_nvcc.library_folders(toolkit) if toolkit else ())]
+    folders = [*library_paths, *(_nvcc.library_folders(toolkit) if toolkit else ())]
     libraries = f"{_words([f'-L{path}' for path in folders])} {_LIBRARIES} {_nvcc.LIBRARIES if toolkit else ''}"
     lines = [
         *_rule("compile", f"{cxx} {_COMMON} {includes} $flags -c $in -o $out", "compile $out"),
@@ -88,6 +85,22 @@ def ninja_file(sources: Path, compiler: Compiler, toolkit: _nvcc.Toolkit | None 
         lines.append(f"  flags = {unit.flags}")
     objects = " ".join(_path(f"{unit.name}.o") for unit in units)
     return "\n".join([*lines, f"build native.so: link {objects}", "default native.so", ""])
+
+
+def _paths_of_torch() -> tuple[list[str], list[str]]:
+    """Of headers and libraries."""
+    # Its import warns where CUDA_HOME is set and no GPU is seen, as in a container that is being built.
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        # It imports setuptools, which is slow: only a build pays for it.
+        from torch.utils.cpp_extension import include_paths, library_paths
+    except ImportError as error:
+        raise BuildError(f"{error}, which torch.utils.cpp_extension needs: pip install setuptools") from error
+    finally:
+        logger.setLevel(level)
+    return include_paths(), library_paths()
 
 
 def _units(sources: Path, precompiled: bool, cuda: bool) -> list[_Unit]:
