@@ -27,6 +27,7 @@ class Report:
         processes: the number of processes whose counters these are.
         first_lines: the line of your code at which a fallback for a reason first happened, in its process:
             ``{"sgd": {"sparse_grad": "/home/me/train.py:12"}}``.
+        on_cuda: how many of a target's fast calls were served on CUDA devices, where any were: ``{"sgd": 3}``.
     """
 
     _counts: dict[str, tuple[int, dict[str, int]]]
@@ -34,6 +35,7 @@ class Report:
     kept_bytes: int = 0
     processes: int = 1
     first_lines: dict[str, dict[str, str]] = field(default_factory=dict)
+    on_cuda: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """``{"sgd": {"fast": 3, "fallback": {"sparse_grad": 1}}, ...}``"""
@@ -53,6 +55,7 @@ class Report:
             "targets": self.to_dict(),
             "reasons": occurring,
             "first_lines": self.first_lines,
+            "on_cuda": self.on_cuda,
         }
         return json.dumps(data, indent=2) + "\n"
 
@@ -78,7 +81,8 @@ class Report:
                 str(name): {str(code): str(line) for code, line in lines.items()}
                 for name, lines in data.get("first_lines", {}).items()
             }
-            return cls(counts, reasons, _number(data["kept_bytes"]), _number(data["processes"]), lines)
+            on_cuda = {str(name): _number(n) for name, n in data.get("on_cuda", {}).items()}
+            return cls(counts, reasons, _number(data["kept_bytes"]), _number(data["processes"]), lines, on_cuda)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             start = text[:60]
             why = f"no {error}" if isinstance(error, KeyError) else error
@@ -114,6 +118,7 @@ class Report:
                 name: {**other.first_lines.get(name, {}), **self.first_lines.get(name, {})}
                 for name in {**self.first_lines, **other.first_lines}
             },
+            {n: self.on_cuda.get(n, 0) + other.on_cuda.get(n, 0) for n in {**self.on_cuda, **other.on_cuda}},
         )
 
     def _count(self, name: str) -> tuple[int, dict[str, int]]:
@@ -130,7 +135,13 @@ class Report:
             name: {code: line for code, line in lines.items() if code in counts[name][1]}
             for name, lines in self.first_lines.items()
         }
-        return Report(counts, self._reasons, first_lines={name: found for name, found in lines.items() if found})
+        on_cuda = {name: _rise(n, earlier.on_cuda.get(name, 0)) for name, n in self.on_cuda.items()}
+        return Report(
+            counts,
+            self._reasons,
+            first_lines={name: found for name, found in lines.items() if found},
+            on_cuda={name: n for name, n in on_cuda.items() if n},
+        )
 
     def _lines(self) -> Iterator[tuple[str, int, list[tuple[str, int]]]]:
         """For each target its name, fast count, and reasons with counts, the most frequent first."""
@@ -151,6 +162,8 @@ class Report:
         lines = [f"{'target':<16} {'fast':>12} {'fallback':>12}"]
         for name, fast, reasons in self._lines():
             lines.append(f"{name:<16} {fast:>12} {sum(count for _, count in reasons):>12}")
+            if number := self.on_cuda.get(name):
+                lines.append(f"{'  on CUDA':<16} {number:>12}")
             for reason, count in reasons:
                 lines.append(f"{'':<29} {count:>12}  {reason}:")
                 lines += textwrap.wrap(self._reasons[reason], 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -165,7 +178,9 @@ class Report:
     def _repr_html_(self) -> str:
         rows: list[tuple[object, ...]] = []
         for name, fast, reasons in self._lines():
-            rows.append((element("strong", name), fast, sum(count for _, count in reasons), ""))
+            number = self.on_cuda.get(name)
+            note = f"{number} on CUDA" if number else ""
+            rows.append((element("strong", name), fast, sum(count for _, count in reasons), note))
             rows += [
                 ("", "", count, _because(reason, self._reasons[reason], self._first_line(name, reason)))
                 for reason, count in reasons
@@ -191,10 +206,10 @@ def _plus(one: tuple[int, dict[str, int]], two: tuple[int, dict[str, int]]) -> t
 
 
 def _minus(now: tuple[int, dict[str, int]], then: tuple[int, dict[str, int]]) -> tuple[int, dict[str, int]]:
+    rises = {reason: _rise(count, then[1].get(reason, 0)) for reason, count in now[1].items()}
+    return _rise(now[0], then[0]), {reason: count for reason, count in rises.items() if count}
+
+
+def _rise(new: int, old: int) -> int:
     """A counter that fell was reset meanwhile: all of it is new."""
-
-    def rise(new: int, old: int) -> int:
-        return new - old if new >= old else new
-
-    rises = {reason: rise(count, then[1].get(reason, 0)) for reason, count in now[1].items()}
-    return rise(now[0], then[0]), {reason: count for reason, count in rises.items() if count}
+    return new - old if new >= old else new

@@ -17,11 +17,12 @@ def report() -> Report:
     from . import _native
 
     counts = {name: _native.counts(name) for name in TARGETS}
+    on_cuda = {name: number for name in TARGETS if (number := _native.fast_on_cuda(name))}
     lines: dict[str, dict[str, str]] = {}
     for (name, reason), line in list(_switch.first_lines.items()):
         if reason in counts[name][1]:
             lines.setdefault(name, {})[reason] = line
-    return Report(counts, _native.reasons(), _native.loss_kept_memory(), first_lines=lines)
+    return Report(counts, _native.reasons(), _native.loss_kept_memory(), first_lines=lines, on_cuda=on_cuda)
 
 
 def reset_report() -> None:

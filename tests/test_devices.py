@@ -267,6 +267,17 @@ def kernels(call: Callable[[], object]) -> int:
 
 
 @needs_gpu
+def test_who_was_served_on_the_gpu_is_counted() -> None:
+    x = torch.ones(3, device="cuda")
+    optimizer, _ = optimizer_of([normal(5, torch.float32, device, 1) for device in ("cpu", "cuda", "cuda")])
+    with fastpatch.enabled(strict=True):
+        F.smooth_l1_loss(x, x)
+        F.smooth_l1_loss(x.cpu(), x.cpu())
+        optimizer.step()
+    assert fastpatch.report().on_cuda == {"smooth_l1_loss": 1, "sgd": 2}
+
+
+@needs_gpu
 def test_launches() -> None:
     small, large = (normal(n, torch.float32, "cuda", 1) for n in (10_000, 1_000_000))
     optimizer, _ = optimizer_of([normal(64, torch.float32, "cuda", i) for i in range(300)])

@@ -249,3 +249,17 @@ def test_a_logger_that_raises_does_not_cost_the_call(monkeypatch):
     with served("smooth_l1_loss", fallback={"dtype": 1}):
         refuse("dtype")
     assert [type(one.exc_value) for one in caught] == [ZeroDivisionError]
+
+
+def test_calls_on_cuda_are_shown():
+    """Whether they are counted is test_devices.py's to say, on a GPU."""
+    counts = {"sgd": (5, {}), "huber_loss": (1, {})}
+    report = fastpatch.Report(counts, {}, on_cuda={"sgd": 3})
+    assert "sgd                         5            0\n  on CUDA                   3\n" in str(report)
+    assert "3 on CUDA" in report._repr_html_()
+    assert fastpatch.Report.from_json(report.to_json()).on_cuda == {"sgd": 3}
+    assert (report + report).on_cuda == {"sgd": 6}
+    assert report.since(fastpatch.Report(counts, {}, on_cuda={"sgd": 1})).on_cuda == {"sgd": 2}
+    fastpatch.enable()
+    F.smooth_l1_loss(torch.ones(3), torch.zeros(3))
+    assert fastpatch.report().on_cuda == {}

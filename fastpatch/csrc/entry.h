@@ -28,8 +28,14 @@ struct Target {
 
   // Here and now: the innermost scope of this context that says something, else the process-wide switch.
   Switch state() const;
-  void count_fast(Switch state, int64_t units) {
-    fast.fetch_add(state == Switch::proof ? 0 : units, std::memory_order_relaxed);
+  // All units, and those of them whose tensors were on CUDA devices.
+  void count_fast(Switch state, int64_t units, int64_t on_cuda) {
+    if (state != Switch::proof) {
+      fast.fetch_add(units, std::memory_order_relaxed);
+      if (C10_UNLIKELY(on_cuda != 0)) {
+        fast_on_cuda.fetch_add(on_cuda, std::memory_order_relaxed);
+      }
+    }
   }
   // The first one of a reason is told with the user's line that caused it; that may run Python code.
   void count_fallback(Reason reason, int64_t units) {
@@ -48,6 +54,7 @@ struct Target {
   size_t index = 0;  // into a scope's list of switches
   std::atomic<Switch> process{Switch::off};
   std::atomic<int64_t> fast{0};
+  std::atomic<int64_t> fast_on_cuda{0};
   std::atomic<int64_t> fallback[static_cast<int>(Reason::count)]{};
 
  private:
@@ -125,8 +132,8 @@ class PassInner {
   int64_t saved_;
 };
 
-// fastpatch._native's context variable of scopes and fastpatch.FallbackError; what makes the proof of a target (name, CUDA
-// device); and what is told of the first fallback of a reason (name, code, line).
+// fastpatch._native's context variable of scopes and fastpatch.FallbackError; what makes the proof of a target (name,
+// CUDA device); and what is told of the first fallback of a reason (name, code, line).
 void set_scope_variable(PyObject* variable);
 void set_cuda_prover(PyObject* prove);
 void set_first_fallback(PyObject* told);

@@ -123,9 +123,15 @@ PyObject* counts(PyObject*, PyObject* name) {
   return Py_BuildValue("LN", static_cast<long long>(target->fast.load()), fallback);
 }
 
+PyObject* fast_on_cuda(PyObject*, PyObject* name) {
+  const Target* target = find_target(name);
+  return target == nullptr ? nullptr : PyLong_FromLongLong(target->fast_on_cuda.load());
+}
+
 PyObject* reset_counts(PyObject*, PyObject*) {
   for (Target* target : all_targets()) {
     target->fast = 0;
+    target->fast_on_cuda = 0;
     for (auto& count : target->fallback) {
       count = 0;
     }
@@ -160,6 +166,7 @@ PyMethodDef methods[] = {
     {"set_proving", set_proving, METH_O, "Whether this thread makes a proof: every CUDA device serves it."},
     {"set_cuda_proof", set_cuda_proof, METH_VARARGS, "(target, device, dtypes): those in which it equals stock there."},
     {"counts", counts, METH_O, "(fast, {reason: count}) of a target."},
+    {"fast_on_cuda", fast_on_cuda, METH_O, "How many of a target's fast units were on CUDA devices."},
     {"reset_counts", reset_counts, METH_NOARGS, "Sets all counters to zero."},
     {"reasons", reasons, METH_NOARGS, "{code: sentence} of every reason."},
     {nullptr, nullptr, 0, nullptr}};

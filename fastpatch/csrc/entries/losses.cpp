@@ -77,7 +77,7 @@ PyObject* serve(const ParsedLossCall& parsed, LossTarget& target, Switch state, 
     const ReleaseGil release(recorded || input.numel() >= release_gil_from);
     output = loss(call);
   }
-  target.count_fast(state, 1);
+  target.count_fast(state, 1, input.is_cuda() ? 1 : 0);
   return wrap(output);
 }
 

@@ -15,7 +15,16 @@
 #include "sgd.h"
 
 namespace fastpatch {
+
 Target sgd_target{"sgd", sgd_cuda_proofs()};
+
+void count_updates(Switch state, const std::vector<SgdItem>& items, size_t begin, size_t end) {
+  int64_t on_cuda = 0;
+  for (size_t i = begin; i < end; ++i) {
+    on_cuda += items[i].param->is_cuda() ? 1 : 0;
+  }
+  sgd_target.count_fast(state, static_cast<int64_t>(end - begin), on_cuda);
+}
 
 namespace {
 
@@ -247,7 +256,7 @@ bool call_fast(
       }
     }
   }
-  sgd_target.count_fast(state, static_cast<int64_t>(end - begin));
+  count_updates(state, items, begin, end);
   return true;
 }
 

@@ -2,9 +2,15 @@
 #pragma once
 
 #include "../entry.h"
+#include "../sgd.h"
+
+#include <vector>
 
 namespace fastpatch {
 
 extern Target sgd_target;
+
+// Counts items[begin, end), which were updated.
+void count_updates(Switch state, const std::vector<SgdItem>& items, size_t begin, size_t end);
 
 }  // namespace fastpatch

@@ -48,7 +48,7 @@ bool serve_groups(OptimizerStep& step, Switch state) {
     if (!finish_group(step, group)) {
       return false;
     }
-    sgd_target.count_fast(state, static_cast<int64_t>(group.items.end - group.items.begin));
+    count_updates(state, step.items, group.items.begin, group.items.end);
   }
   return true;
 }
