@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from _cuda_references import sum_bound
 from _helpers import assert_same, served
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastpatch
+from fastpatch.targets._loss import sum_bound
 
 NO_GPU = not torch.cuda.is_available()
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_GPU, reason="there is no CUDA GPU")))
