@@ -67,7 +67,7 @@ def compare(target: str, run: Callable[[Seen], None], *, device: str = "cpu", st
 
 def _observed(run: Callable[[Seen], None], scope: AbstractContextManager[None]) -> Seen:
     """What a run notes down, whatever mode of autograd the caller is in."""
-    seen: Seen = {"error": None, "warnings": []}
+    seen: Seen = {"error": "", "warnings": []}
     with torch.inference_mode(False), torch.enable_grad(), scope, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -79,8 +79,7 @@ def _observed(run: Callable[[Seen], None], scope: AbstractContextManager[None]) 
 
 
 def _difference(ours: Seen, stock: Seen) -> str | None:
-    values = stock.pop("values", None)
-    ours.pop("values", None)
+    values = stock.get("values")
     for name in dict.fromkeys([*stock, *ours]):
         if name not in ours or name not in stock:
             return f"{name}: only {'stock' if name in stock else 'fastpatch'} has it"
@@ -95,7 +94,9 @@ def _difference(ours: Seen, stock: Seen) -> str | None:
 
 
 def _reduced_difference(ours: torch.Tensor, stock: torch.Tensor, values: torch.Tensor, reduction: str) -> str | None:
-    """For a mean or sum on CUDA: shape and dtype are equal, and the number is as near as rounding explains."""
+    """For a mean or sum on CUDA: all but the number is equal, and that is as near as rounding explains."""
+    if difference(ours, stock, "loss") is None:
+        return None
     found = difference(torch.zeros_like(ours), torch.zeros_like(stock), "loss")
     if found is None and loss_differs(ours, values, {"mean": 1, "sum": 2}[reduction]):
         return f"loss: {ours.item()} is further from the exact one than rounding explains; stock has {stock.item()}"
@@ -120,12 +121,14 @@ def memory(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
     return tensor._version, whole.clone()
 
 
-def _noted(value: Any) -> Any:
-    """A tensor as it is now: its type, version, requires_grad and a copy with the very strides."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return type(value), value._version, value.requires_grad, copy.copy_(value.detach())
+def _note(seen: Seen, name: str, value: Any) -> None:
+    """A value as it is now: of a tensor its type and version, and a copy with the very strides."""
+    if isinstance(value, torch.Tensor):
+        copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        seen[name] = copy.copy_(value.detach()).requires_grad_(value.requires_grad)
+        seen[f"type and version of {name}"] = type(value), value._version
+    else:
+        seen[name] = value
 
 
 def note(seen: Seen, when: str, optimizer: torch.optim.Optimizer) -> None:
@@ -133,11 +136,13 @@ def note(seen: Seen, when: str, optimizer: torch.optim.Optimizer) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     places = {id(parameter): i for i, parameter in enumerate(parameters)}
     for i, parameter in enumerate(parameters):
-        seen[f"parameter {i} {when}"] = _noted(parameter)
-        seen[f"gradient {i} {when}"] = _noted(parameter.grad)
+        _note(seen, f"parameter {i} {when}", parameter)
+        _note(seen, f"gradient {i} {when}", parameter.grad)
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            seen[f"{name} {places[id(parameter)]} {when}"] = _noted(value)
+            _note(seen, f"{name} {places[id(parameter)]} {when}", value)
     seen[f"order of the state {when}"] = [places[id(parameter)] for parameter in optimizer.state]
     for i, group in enumerate(optimizer.param_groups):
-        seen[f"group {i} {when}"] = {name: _noted(value) for name, value in group.items() if name != "params"}
+        for name, value in group.items():
+            if name != "params":
+                _note(seen, f"{name} of group {i} {when}", value)

@@ -115,7 +115,7 @@ class Operand:
             return view.copy_(values)
         if self.layout == "expanded":
             dim = self.order[0]
-            return values.narrow(dim, 0, min(1, self.shape[dim])).clone().expand(self.shape)
+            return values.narrow(dim, 0, min(1, self.shape[dim])).expand(self.shape)
         if self.layout == "odd strides":  # without meaning, where a dimension has one element
             odd = random.Random(self.seed)
             pairs = zip(self.shape, values.stride(), strict=True)

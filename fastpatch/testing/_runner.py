@@ -30,7 +30,7 @@ def run(
     device: str = "cpu",
     *,
     examples: int = EXAMPLES,
-    targets: Sequence[str] = (),
+    targets: str | Sequence[str] = (),
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
@@ -46,13 +46,13 @@ def run(
     Args:
         device: ``"cpu"``, ``"cuda"`` or a certain one, as ``"cuda:1"``.
         examples: how many calls, or SGDs of a few steps, are drawn for each target.
-        targets: names out of ``fastpatch.targets()``; none means all.
+        targets: names out of ``fastpatch.targets()``, or one; none means all.
         seed: draws the same again; None takes another one each time.
         progress: is called with a line of text now and then.
 
     Raises:
         ValueError: an unknown target, no such device, fewer than one example, a negative seed.
-        TypeError: ``examples`` or ``seed`` is no int.
+        TypeError: ``examples`` or ``seed`` is no int, ``targets`` no sequence.
         ModuleNotFoundError: hypothesis is not installed.
         BuildError: the native library can't be had, or failed its own first test.
         RuntimeError: a target is off, whatever asks for it.
@@ -138,13 +138,16 @@ class _Hunt:
         row.fallback.update(made.fallback)
 
 
-def _checked_targets(targets: Sequence[str]) -> tuple[str, ...]:
+def _checked_targets(targets: str | Sequence[str]) -> tuple[str, ...]:
+    """The names in the order of ``fastpatch.targets()``."""
     known = fastpatch.targets()
-    for name in (targets,) if isinstance(targets, str) else targets:
+    if not isinstance(targets, Sequence):
+        raise TypeError(f"fastpatch.testing.run: targets must be a sequence of names, not {targets!r}")
+    chosen = (targets,) if isinstance(targets, str) else targets
+    for name in chosen:
         if name not in known:
             valid = ", ".join(map(repr, known))
             raise ValueError(f"fastpatch.testing.run: unknown target {name!r}; targets are {valid}")
-    chosen = (targets,) if isinstance(targets, str) else targets
     return tuple(name for name in known if name in chosen) or known
 
 

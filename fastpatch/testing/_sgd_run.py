@@ -15,7 +15,7 @@ from ._operands import Operand
 class TensorNumber:
     """Stands for a hyperparameter that is a tensor on the CPU; each of two runs makes its own."""
 
-    number: float
+    number: Any
     dtype: torch.dtype
 
     def __repr__(self) -> str:

@@ -50,38 +50,37 @@ def rarely(often: Any, seldom: Any, times: int = 12) -> st.SearchStrategy[Any]:
 # cascade (16 rows each), blocks of operands that are copied, one block of CUDA threads, and the grain of a thread.
 EDGES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 GRAINS = (GRAIN - 1, GRAIN, GRAIN + 1, 2 * GRAIN + 17, 4 * GRAIN + 1)
-LENGTHS = rarely(
-    st.one_of(
-        st.integers(0, 80),
-        st.integers(0, 3000),
-        st.sampled_from([n + d for n in EDGES for d in (-1, 0, 1, 9)]),
-    ),
-    st.sampled_from(GRAINS),
-    times=6,
-)
+LENGTHS = [n + d for n in EDGES for d in (-1, 0, 1, 9)]
 
 
 @st.composite
 def shapes(draw: st.DrawFn) -> tuple[int, ...]:
-    """Of no to four dimensions, mostly of one, now and then of no elements or of very many."""
+    """Of no to four dimensions, mostly of one, now and then of no elements or of very many.
+
+    All that may be needed is drawn, whatever is taken of it: so a choice can be made smaller by itself.
+    """
+    length = draw(st.one_of(st.integers(0, 80), st.integers(0, 3000), st.sampled_from(LENGTHS)))
+    large = draw(st.sampled_from([None] * 20 + [*GRAINS]))
+    more = draw(st.integers(0, 300))
     dims = draw(st.sampled_from([1, 0, 1, 1, 2, 2, 3, 4]))
     if dims == 1:
-        return (draw(LENGTHS),)
+        return (length if large is None else large,)
     sizes = draw(st.lists(st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16, 17]), min_size=dims, max_size=dims))
-    if dims and draw(rarely(False, True)):
+    if dims and large is not None:
+        sizes[0] = GRAIN // math.prod(sizes[1:]) + more
+    elif dims and draw(rarely(False, True)):
         sizes[0] = 0
-    elif dims and draw(rarely(False, True, times=6)):
-        sizes[0] = GRAIN // math.prod(sizes[1:]) + draw(st.integers(0, 300))
     return tuple(sizes)
 
 
 @st.composite
 def other_shapes(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Mostly the same; or one that broadcasts; or one that doesn't."""
-    kind = draw(rarely("same", st.sampled_from(["one", "fewer", "wrong", "wrong"]), times=4))
+    kind = draw(st.sampled_from(["same"] * 16 + ["one", "fewer", "wrong", "wrong"]))
+    place = draw(st.integers(0, 3))
     if kind == "same" or not shape:
         return shape
-    dim = draw(st.integers(0, len(shape) - 1))
+    dim = place % len(shape)
     if kind == "fewer":
         return shape[dim:]
     return (*shape[:dim], 1 if kind == "one" else shape[dim] + 1, *shape[dim + 1 :])
@@ -93,13 +92,13 @@ def pairs(draw: st.DrawFn, threshold: float = 1.0) -> tuple[Operand, Operand]:
     shape = draw(shapes())
     other = draw(other_shapes(shape))
     order, order_of_other = (tuple(draw(st.permutations(range(len(s))))) for s in (shape, other))
-    if len(shape) == len(other) and draw(st.booleans()):
+    if draw(st.booleans()) and len(shape) == len(other):
         order_of_other = order
     dtype = draw(st.sampled_from([torch.float32, *FLOATS]))
-    dtype_of_other = draw(rarely(dtype, rarely(st.sampled_from(FLOATS), torch.int64, times=6), times=3))
-    layouts = st.sampled_from(("contiguous",) * 4 + LAYOUTS)
-    layout = draw(layouts)
-    layout_of_other = draw(rarely(layout, layouts, times=1))
+    dtype_of_other = draw(st.sampled_from([None] * 15 + [*FLOATS, torch.int64])) or dtype
+    layouts = ("contiguous",) * 4 + LAYOUTS
+    layout = draw(st.sampled_from(layouts))
+    layout_of_other = draw(st.sampled_from([None] * len(layouts) + [*layouts])) or layout
     needs = draw(st.sampled_from([(True, False)] * 3 + [(True, True), (False, True), (False, False)]))
     kind = draw(st.sampled_from([KINDS[0], *KINDS[:2], *KINDS[1:]]))
     near = threshold if 0 < threshold < 1e3 else 1.0
@@ -112,12 +111,16 @@ def pairs(draw: st.DrawFn, threshold: float = 1.0) -> tuple[Operand, Operand]:
 # ----------------------------------------------------------------------------------------------------------- losses
 
 
-def thresholds(zeros: int = 3) -> st.SearchStrategy[Any]:
-    """Powers of two, whose reciprocals are exact, and others; zero, so many times in 20; a few that go to stock."""
-    plain = [1.0, 0.5, 2, 2.0**-20, 2.0**40, 2.0**126, 2.0**127, 0.1, 1 / 9, 3.0, 3e38, 1e300, math.inf]
-    few = [2.4e-38, 2.3e-38, 1e-45, 2.0**-130, 1e-320, math.nan, -1.0]
-    usual = [*[st.sampled_from(plain)] * 8, *[st.floats(1e-3, 5)] * 8]
-    return st.sampled_from([*usual, *[st.sampled_from([0.0, 0])] * zeros, st.sampled_from(few)]).flatmap(lambda s: s)
+# Powers of two, whose reciprocals are exact, and others; those that go to stock.
+THRESHOLDS = [1.0, 0.5, 2, 2.0**-20, 2.0**40, 2.0**126, 2.0**127, 0.1, 1 / 9, 3.0, 3e38, 1e300, math.inf, 2.4e-38]
+ODD_THRESHOLDS = [2.3e-38, 1e-45, 2.0**-130, 1e-320, math.nan, -1.0]
+
+
+@st.composite
+def thresholds(draw: st.DrawFn, zeros: int = 3) -> Any:
+    """Half of them any number around one; so many in 40 are zero, one goes to stock."""
+    odd, any_number = draw(st.sampled_from(ODD_THRESHOLDS)), draw(st.floats(1e-3, 5))
+    return draw(st.sampled_from([*THRESHOLDS, *[any_number] * 20, *[0.0] * zeros, odd]))
 
 
 @st.composite
@@ -145,8 +148,10 @@ FLOAT_MAX = torch.finfo(torch.float32).max
 NUMBERS = (0, 0.0, -0.0, 1, 2, -1, 0.1, 0.9, 1e-3, -0.37, 1e-40, 1e-50, 1e30, FLOAT_MAX)
 USUAL = (0.1, 0.01, 0.9, 0.5, 0, 1)  # what a person would write
 HYPERS = ("lr", "momentum", "dampening", "weight_decay")
-SMALL = [*((n,) for n in (1, 7, 8, 9, 17, 64, 67, 255)), (), (0,), (0, 3), (3, 0)]
-SMALL += [(3, 5), (8, 9), (1, 7), (7, 1), (2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (2, 3, 4, 2, 2)]
+SMALL = [
+    *((1,), (7,), (8,), (9,), (17,), (64,), (67,), (255,), (), (0,), (0, 3), (3, 0), (3, 5), (8, 9), (1, 7), (7, 1)),
+    *((3, 4, 5), (2, 1, 9), (2, 3, 4, 5), (1, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (2, 3, 4, 2, 2)),
+]
 LARGE = [(n,) for n in (1, 17, 100, 32_767, 32_768, 32_769, 40_000, 65_543, 70_001)]
 DENSE = ("contiguous", "contiguous", "permuted", "odd strides", "offset")
 
@@ -213,7 +218,7 @@ def sgd_runs(
     drawn = st.lists(parameters(shapes, dtypes), max_size=4).map(tuple)
     groups = draw(st.lists(drawn, min_size=1, max_size=most_groups))
     if not any(groups):
-        groups[0] = (Operand((17,), dtypes[0]),)
+        groups[0] = (Operand(shapes[0], dtypes[0]),)
     flat = [parameter for group in groups for parameter in group]
     seed = draw(st.integers(0, 10**6))
     steps = []
