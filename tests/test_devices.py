@@ -250,6 +250,15 @@ def test_what_is_refused() -> None:
             assert call().reason == reason
 
 
+@needs_gpu
+def test_the_equivalence_suite() -> None:
+    from fastpatch.testing import run
+
+    outcome = run("cuda", examples=60, seed=1)
+    assert outcome.is_equal, str(outcome)
+    assert {row.target for row in outcome.rows if row.fast} == set(fastpatch.targets())
+
+
 def kernels(call: Callable[[], object]) -> int:
     """How many kernels a call launches."""
     from torch.profiler import ProfilerActivity, profile

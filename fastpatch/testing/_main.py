@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import fastpatch
 
@@ -33,9 +35,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m fastp
         parser.error(f"--json: {options.json!r} can't be written: {why}")
     line = _Line()
     try:
-        outcome = run(
-            options.device, examples=options.examples, targets=options.target, seed=options.seed, progress=line.show
-        )
+        with _no_folder():
+            outcome = run(
+                options.device, examples=options.examples, targets=options.target, seed=options.seed, progress=line.show
+            )
     except (ValueError, RuntimeError, ModuleNotFoundError) as error:  # a BuildError is a RuntimeError
         line.clear()
         sys.stderr.write(f"{prog}: {error}\n")
@@ -77,6 +80,21 @@ def _unwritable(path: str) -> str | None:
     if not os.path.isdir(folder):
         return f"there is no folder {folder!r}"
     return None if os.access(path if os.path.exists(path) else folder, os.W_OK) else "it may not be written"
+
+
+@contextmanager
+def _no_folder() -> Iterator[None]:
+    """Hypothesis keeps a folder .hypothesis where the process was started: here it gets one that goes away."""
+    name = "HYPOTHESIS_STORAGE_DIRECTORY"
+    if name in os.environ or "hypothesis" in sys.modules:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[name] = folder
+        try:
+            yield
+        finally:
+            del os.environ[name]
 
 
 class _Line:

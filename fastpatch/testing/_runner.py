@@ -41,7 +41,8 @@ def run(
 
     Patches, switches, the number of threads and the state of random generators are afterwards as they were. Only the
     counters of ``fastpatch.report()``, by which this proves who served a call, have moved: ``fastpatch.reset_report()``
-    sets them to zero. While it runs, no other thread may use the targets, whose calls would be counted with its own.
+    sets them to zero. (And hypothesis makes its folder, ``.hypothesis`` or ``$HYPOTHESIS_STORAGE_DIRECTORY``.) While it
+    runs, no other thread may use the targets, whose calls would be counted with its own.
 
     Args:
         device: ``"cpu"``, ``"cuda"`` or a certain one, as ``"cuda:1"``.
