@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import math
 import warnings
 from collections import Counter
@@ -14,7 +16,18 @@ from _helpers import assert_same
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import fastpatch
-from fastpatch.testing import Comparison, LossCall, Operand, SgdRun, SgdStep, TensorNumber, compare, strategies
+from fastpatch.testing import (
+    Comparison,
+    LossCall,
+    Operand,
+    SgdRun,
+    SgdStep,
+    TensorNumber,
+    compare,
+    memory,
+    note,
+    strategies,
+)
 from fastpatch.testing._loss_call import GRADIENTS
 from fastpatch.testing._operands import FLOATS, KINDS, LAYOUTS, special_values
 
@@ -222,6 +235,38 @@ def test_errors_and_warnings_are_compared() -> None:
         warnings.warn("stock" if not fastpatch.is_enabled("sgd") else "ours", stacklevel=1)
 
     assert compare("sgd", warn).difference == "warnings[0]: 'UserWarning: ours' instead of 'UserWarning: stock'"
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda a, p, o: a.add_(0), "memory[0]: 1 instead of 0"),
+        (lambda a, p, o: a.data[2:].fill_(1), "memory[1]: 2 of 12 differ"),
+        (lambda a, p, o: p.data.add_(1), "parameter 0 now: 2 of 2 differ"),
+        (lambda a, p, o: p.detach().add_(0), "type and version of parameter 0 now[1]: 1 instead of 0"),
+        (lambda a, p, o: p.requires_grad_(False), "parameter 0 now: requires_grad False instead"),
+        (lambda a, p, o: setattr(p, "grad", torch.ones(1, 2)), "gradient 0 now: <class"),
+        (lambda a, p, o: setattr(p, "data", p.data.as_strided((1, 2), (7, 1))), "parameter 0 now: strides (7, 1)"),
+        (lambda a, p, o: o.state[p].update(buffer=1), "order of the state now: 1 items instead of 0"),
+        (lambda a, p, o: o.param_groups[0].update(lr=0.5), "lr of group 0 now: 0.5 instead of 0.1"),
+    ],
+)  # fmt: skip
+def test_all_that_is_noted_is_compared(change: Callable[..., None], found: str) -> None:
+    def run(seen: dict[str, Any]) -> None:
+        around, param = torch.zeros(3), torch.nn.Parameter(torch.ones(1, 2))
+        optimizer = torch.optim.SGD([param], lr=0.1)
+        if fastpatch.is_enabled("sgd"):
+            change(around, param, optimizer)
+        seen["memory"] = memory(around[:2])
+        note(seen, "now", optimizer)
+
+    assert str(compare("sgd", run).difference).startswith(found)
+
+
+@pytest.mark.parametrize("name", ["_operands", "_compare", "_loss_call", "_sgd_run", "_runner", "strategies"])
+def test_examples_in_docstrings(name: str) -> None:
+    done = doctest.testmod(importlib.import_module(f"fastpatch.testing.{name}"))
+    assert done.attempted and not done.failed
 
 
 def test_a_case_prints_itself() -> None:

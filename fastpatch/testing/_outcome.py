@@ -112,6 +112,7 @@ class Outcome:
         lines = [
             f"fastpatch {fastpatch.__version__} and stock torch {torch.__version__} on {self.device}, "
             f"CPU capability {torch.backends.cpu.get_cpu_capability()}",
+            "fast and fallback count loss calls, and parameters that a step updated",
             "",
             f"{'target':<16} {'dtype':<10} {'compared':>10} {'fast':>10} {'fallback':>10}",
         ]
