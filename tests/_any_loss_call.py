@@ -17,74 +17,19 @@ from _helpers import assert_same, outcome
 from hypothesis import strategies as st
 
 import fastpatch
+from fastpatch.testing import Operand, memory
+from fastpatch.testing.strategies import AUTOCASTS, THRESHOLD_NAMES, pairs, rarely
 
-GRAIN = 32768  # from here on several threads share a call
 MODULES = {"smooth_l1_loss": torch.nn.SmoothL1Loss, "huber_loss": torch.nn.HuberLoss}
-THRESHOLD_NAMES = {"smooth_l1_loss": "beta", "huber_loss": "delta"}
 EARLY = {loss: getattr(F, loss) for loss in MODULES}
 WAYS = ("functional", "module", "partial", "early", "early partial")
 GRAD_MODES = {"enabled": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
-AUTOCASTS = (None, torch.bfloat16, torch.float16)
 GRAD_OUTPUTS = ("random", "ones", "expanded", "strided")
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-LAYOUTS = ("contiguous", "offset", "permuted", "gaps", "gaps between rows", "expanded", "odd strides")
-# Where the formulas have an edge, and a threshold either way; and what turns a whole sum into one value.
-EDGES = [0.0, -0.0, 0.0, -0.0, 1.0, -1.0, 1e-45, 1e-40, 6e-8]
-HUGE = [math.nan, math.inf, -math.inf, 65504.0, 3e38]
-
-# ------------------------------------------------------------------------------------------------------- one operand
 
 
-@dataclass(frozen=True)
-class Operand:
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    layout: str
-    order: tuple[int, ...]  # the dimensions, outermost in memory first, where the layout is permuted
-    needs_grad: bool
-    kind: str  # of values: random, or some of them at the edges, or huge too
-    scale: float
-    seed: int
-
-    def make(self, threshold: float) -> torch.Tensor:
-        """A leaf that is a view of its own memory."""
-        generator = torch.Generator().manual_seed(self.seed)
-        values = torch.randn(self.shape, generator=generator, dtype=torch.float64) * self.scale
-        if self.kind != "random":
-            special = EDGES + [threshold, -threshold] * 2 + (HUGE if self.kind == "huge" else [])
-            special = torch.tensor(special, dtype=torch.float64)
-            chosen = torch.rand(self.shape, generator=generator) < 0.3
-            values = torch.where(chosen, special[torch.randint(len(special), self.shape, generator=generator)], values)
-        if not self.dtype.is_floating_point:
-            values = values.nan_to_num().clamp(-9, 9)
-        leaf = self.arranged(values.to(self.dtype)).detach()
-        return leaf.requires_grad_(self.needs_grad and self.dtype.is_floating_point)
-
-    def arranged(self, values: torch.Tensor) -> torch.Tensor:
-        """The values in this layout, between sevens that nobody may read; where it is expanded, only some of them."""
-        if self.layout == "offset":
-            return torch.cat([values.new_full((3,), 7), values.flatten()])[3:].view(self.shape)
-        if not self.shape:
-            return values
-        if self.layout == "permuted":
-            return values.permute(self.order).contiguous().permute([self.order.index(d) for d in range(values.dim())])
-        if self.layout.startswith("gaps"):
-            wide = values.new_full((*self.shape[:-1], 2 * self.shape[-1] + 1), 7)
-            view = wide[..., 1::2] if self.layout == "gaps" else wide[..., : self.shape[-1]]
-            return view.copy_(values)
-        if self.layout == "expanded":
-            dim = self.order[0]
-            return values.narrow(dim, 0, min(1, self.shape[dim])).expand(self.shape)
-        if self.layout == "odd strides":
-            strides = [7 if size == 1 else stride for size, stride in zip(self.shape, values.stride(), strict=True)]
-            return values.as_strided(self.shape, strides)
-        return values
-
-
-def memory_of(operands: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
-    """The version of each operand, and a hash of every byte that it could reach."""
-    contents = [torch.empty(0, dtype=torch.uint8).set_(operand.untyped_storage()) for operand in operands]
-    return [(operand._version, hash(bytes(c.numpy()))) for operand, c in zip(operands, contents, strict=True)]
+def memory_of(operands: tuple[torch.Tensor, ...]) -> list[tuple[int, torch.Tensor]]:
+    """The version of each operand, and every byte that it could reach."""
+    return [memory(operand) for operand in operands]
 
 
 # --------------------------------------------------------------------------------------------------------- one call
@@ -115,10 +60,8 @@ class Call:
         return self.way.startswith("early")
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
-        threshold = self.threshold.tolist() if isinstance(self.threshold, torch.Tensor) else self.threshold
-        number = float(threshold) if isinstance(threshold, (int, float)) and abs(threshold) < 1e308 else 1.0
-        input = self.input.make(number)
-        return input, input if self.is_one_tensor else self.target.make(number)
+        input = self.input.make()
+        return input, input if self.is_one_tensor else self.target.make()
 
     def function(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """What is called, and its arguments after the operands."""
@@ -188,19 +131,6 @@ def grad_output_of(output: torch.Tensor, kind: str) -> torch.Tensor:
 # ---------------------------------------------------------------------------------------------------- what is drawn
 
 
-def rarely(often: Any, seldom: Any, times: int = 12) -> st.SearchStrategy[Any]:
-    """``often`` so many times as ``seldom``; both are values or strategies."""
-    return st.sampled_from([often] * times + [seldom]).flatmap(
-        lambda drawn: drawn if isinstance(drawn, st.SearchStrategy) else st.just(drawn)
-    )
-
-
-# Around the vector widths, an accumulator row, and the grain of a thread; large results have an allocator of their own.
-LENGTHS = rarely(
-    st.one_of(st.integers(0, 80), st.integers(0, 3000)),
-    st.sampled_from([GRAIN - 1, GRAIN, GRAIN + 1, 2 * GRAIN + 17, 4 * GRAIN + 1]),
-    times=4,
-)
 PLAIN = [
     *(1.0, 0.5, 0.1, 1 / 9, 3.0, 2.0**-20, 3e38, 1e300, math.inf, 1, 2, np.float64(0.3)),
     *(torch.tensor(0.3), torch.tensor(0.3, dtype=torch.float64), torch.tensor(2)),
@@ -215,51 +145,6 @@ THRESHOLDS = {
     "zero": st.sampled_from([0, 0.0, -0.0, torch.tensor(0.0)]),
     "odd": st.sampled_from(ODD),
 }
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> tuple[int, ...]:
-    dims = draw(st.sampled_from([0, 1, 1, 1, 2, 2, 3, 4]))
-    if dims == 1:
-        return (draw(LENGTHS),)
-    sizes = draw(st.lists(st.sampled_from([1, 1, 2, 3, 4, 5, 8, 16, 17]), min_size=dims, max_size=dims))
-    if dims and draw(rarely(False, True)):
-        sizes[0] = 0
-    elif dims and draw(rarely(False, True, times=4)):
-        sizes[0] = GRAIN // math.prod(sizes[1:]) + draw(st.integers(0, 300))
-    return tuple(sizes)
-
-
-@st.composite
-def other_shapes(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Mostly the same; or one that broadcasts; or one that doesn't."""
-    kind = draw(rarely("same", st.sampled_from(["one", "fewer", "wrong", "wrong"]), times=4))
-    if kind == "same" or not shape:
-        return shape
-    dim = draw(st.integers(0, len(shape) - 1))
-    if kind == "fewer":
-        return shape[dim:]
-    return (*shape[:dim], 1 if kind == "one" else shape[dim] + 1, *shape[dim + 1 :])
-
-
-@st.composite
-def pairs(draw: st.DrawFn, scales: tuple[float, ...]) -> tuple[Operand, Operand]:
-    shape = draw(shapes())
-    other = draw(other_shapes(shape))
-    order, order_of_other = (tuple(draw(st.permutations(range(len(s))))) for s in (shape, other))
-    if len(shape) == len(other) and draw(st.booleans()):
-        order_of_other = order
-    dtype = draw(st.sampled_from([torch.float32, *FLOATS]))
-    dtype_of_other = draw(rarely(dtype, rarely(st.sampled_from(FLOATS), torch.int64, times=6), times=3))
-    layouts = st.sampled_from(("contiguous",) * 4 + LAYOUTS)
-    layout = draw(layouts)
-    layout_of_other = draw(rarely(layout, layouts, times=1))
-    needs = draw(st.sampled_from([(True, False)] * 3 + [(True, True), (False, True), (False, False)]))
-    kind = draw(st.sampled_from(["random", "random", "edges", "edges", "huge"]))
-    rest = st.tuples(st.just(kind), st.sampled_from(scales), st.integers(0, 2**32 - 1))
-    one = Operand(shape, dtype, layout, order, needs[0], *draw(rest))
-    two = Operand(other, dtype_of_other, layout_of_other, order_of_other, needs[1], *draw(rest))
-    return draw(st.sampled_from([(one, two), (two, one)]))
 
 
 @st.composite
@@ -281,9 +166,10 @@ def arguments(draw: st.DrawFn, loss: str) -> dict[str, Any]:
 def calls(draw: st.DrawFn) -> Call:
     loss = draw(st.sampled_from(list(MODULES)))
     values = draw(arguments(loss))
-    number = values[THRESHOLD_NAMES[loss]]
-    near = float(number) if isinstance(number, (int, float)) and 0 < number < 1e3 else 1.0
-    input, target = draw(pairs((near, 1.0, 0.1, 100.0)))
+    threshold = values[THRESHOLD_NAMES[loss]]
+    number = threshold.tolist() if isinstance(threshold, torch.Tensor) else threshold
+    near = float(number) if isinstance(number, (int, float)) and abs(number) < 1e308 else 1.0
+    input, target = draw(pairs(near))
     return Call(
         loss,
         draw(st.sampled_from(WAYS)),

@@ -97,14 +97,6 @@ def sgd(
     return p.to(dtype), g.to(dtype), None if b is None else b.to(dtype)
 
 
-def sum_bound(depth: int, dtype: torch.dtype) -> float:
-    """The largest relative error of a sum of numbers that are not negative, none of which passes through more than
-    ``depth`` additions, of its division and of the cast to dtype (Higham, Accuracy and Stability, 3.1 and 4.2)."""
-    u = torch.finfo(opmath(dtype)).eps / 2
-    gamma = (depth + 2) * u / (1 - (depth + 2) * u)  # with the rounding of what it is divided by, and the division
-    return gamma + torch.finfo(dtype).eps / 2 * (1 + gamma)
-
-
 def depth_of_sum(n: int, dtype: torch.dtype, blocks: int) -> int:
     """Through how many additions a number passes at most: those of its lane, and the levels of three trees."""
     width = 16 // dtype.itemsize

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,58 +11,13 @@ from typing import Any
 import torch
 
 import fastpatch
+from fastpatch.testing import difference
 
 
 def assert_same(actual: Any, expected: Any, place: str = "value") -> None:
-    """Equality without tolerance of nested values.
-
-    Tensors: type, dtype, layout, sizes, strides, requires_grad and every bit, but that any NaN equals any other.
-    Floats likewise. Containers: type, keys in their order, items. Anything else by ``==``.
-    """
-    assert type(actual) is type(expected), f"{place}: {type(actual)} instead of {type(expected)}"
-    if isinstance(expected, torch.Tensor):
-        _assert_same_tensor(actual, expected, place)
-    elif isinstance(expected, Mapping):
-        assert list(actual) == list(expected), f"{place}: keys {list(actual)} instead of {list(expected)}"
-        for key in expected:
-            assert_same(actual[key], expected[key], f"{place}[{key!r}]")
-    elif isinstance(expected, Sequence) and not isinstance(expected, (str, bytes)):
-        assert len(actual) == len(expected), f"{place}: {len(actual)} items instead of {len(expected)}"
-        for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
-            assert_same(one, other, f"{place}[{i}]")
-    elif isinstance(expected, float):
-        assert repr(actual) == repr(expected), f"{place}: {actual!r} instead of {expected!r}"
-    else:
-        assert actual == expected, f"{place}: {actual!r} instead of {expected!r}"
-
-
-def _assert_same_tensor(actual: torch.Tensor, expected: torch.Tensor, place: str) -> None:
-    for name in ("dtype", "layout", "device", "shape", "requires_grad"):
-        one, other = getattr(actual, name), getattr(expected, name)
-        assert one == other, f"{place}: {name} {one} instead of {other}"
-    if expected.layout != torch.strided:
-        return assert_same(actual.to_dense(), expected.to_dense(), place)
-    assert actual.stride() == expected.stride(), f"{place}: strides {actual.stride()} instead of {expected.stride()}"
-    if expected.device.type != "meta":
-        different = _bits(actual) != _bits(expected)
-        where = different.nonzero()[:3].tolist()
-        assert not different.any(), (
-            f"{place}: {int(different.sum())} of {different.numel()} differ, the first at {where}: "
-            f"{actual.detach()[different][:3].tolist()} instead of {expected.detach()[different][:3].tolist()}"
-        )
-
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as integers, all NaNs as one."""
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.is_complex():
-        plain = torch.view_as_real(plain)
-    if plain.is_floating_point():
-        plain = torch.where(plain.isnan(), torch.full_like(plain, torch.nan), plain)
-    return plain.contiguous().view(_INTEGERS[plain.element_size()])
+    """Equality without tolerance of nested values: see ``difference``."""
+    found = difference(actual, expected, place)
+    assert found is None, found
 
 
 def counts() -> dict[str, dict[str, Any]]:

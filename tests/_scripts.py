@@ -25,6 +25,14 @@ def run_script(script, *arguments, folder, **environment):
     return done
 
 
+def in_a_process(folder, *words):
+    """Python with these words on its command line, from an empty environment of hypothesis; it may fail."""
+    path = os.pathsep.join(filter(None, [str(Path(fastpatch.__file__).parents[1]), os.getenv("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    env.pop("HYPOTHESIS_STORAGE_DIRECTORY", None)
+    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
 def run_text(text, *arguments, folder, **environment):
     """The same for a script's text, as train.py in ``folder``."""
     script = folder / "train.py"

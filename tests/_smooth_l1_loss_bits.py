@@ -14,13 +14,12 @@ from _smooth_l1_loss_helpers import DTYPES
 from hypothesis import strategies as st
 
 import fastpatch
+from fastpatch.testing._operands import neighbour
+from fastpatch.testing.strategies import LENGTHS
 
 REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
-# Around the vector width (float64 4, float32 8, reduced types 16), two of them (the gradient's body), an accumulator
-# row (four vectors), the levels of the cascade (16 rows each), and blocks of operands that are copied (2048).
-EDGES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-COUNTS = st.one_of(st.integers(1, 140), st.sampled_from([n + d for n in EDGES for d in (-1, 0, 1, 9)]).filter(bool))
+COUNTS = st.one_of(st.integers(1, 140), st.sampled_from(LENGTHS).filter(bool))
 
 # The inner run, without vector instructions, is about one thing only, and pays for another start of torch.
 EXAMPLES = 100 if "ATEN_CPU_CAPABILITY" in os.environ else 500
@@ -29,8 +28,6 @@ LAYOUTS = ("flat", "offset", "matrix", "odd_ones", "odd_input", "one_channel")
 DENSE_LAYOUTS = ("transposed", "odd_transposed", "channels_last", "odd_channels_last", "another_order", "image")
 LOOSE_LAYOUTS = ("gaps", "gaps_in_input", "rows_apart", "expanded", "expanded_row", "overlapping")
 GRADS = ("random", "expanded", "strided", "nan", "negative_zero")
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def computed_in(dtype: torch.dtype) -> torch.finfo:
@@ -51,12 +48,6 @@ def betas(dtype: torch.dtype) -> st.SearchStrategy[float]:
 
 
 DTYPE_AND_BETA = st.sampled_from(DTYPES).flatmap(lambda dtype: st.tuples(st.just(dtype), betas(dtype)))
-
-
-def neighbour(number: float, dtype: torch.dtype, steps: int) -> float:
-    """The number of this dtype so many steps further away from zero."""
-    bits = torch.tensor(number, dtype=dtype).view(_INTEGERS[dtype.itemsize])
-    return (bits + steps).view(dtype).item()
 
 
 def edge_values(dtype: torch.dtype, beta: float, kind: str) -> torch.Tensor:

@@ -15,7 +15,6 @@ from fastpatch import _build, _cache
 from fastpatch._cli import _bench, _commands, _options
 
 ALL = fastpatch.targets()
-STOCK = torch.nn.functional.smooth_l1_loss, torch.optim.SGD.step
 
 
 def command(capsys, *words):
@@ -62,11 +61,12 @@ def test_a_healthy_doctor(tmp_path):
 
 def test_what_each_target_does(capsys, monkeypatch):
     monkeypatch.setenv("FASTPATCH_ONLY", "sgd")
+    stock = torch.nn.functional.smooth_l1_loss, torch.optim.SGD.step
     found, status = findings(capsys)
     assert status == 0
     assert found["sgd"]["value"].startswith("compiled")
     assert found["huber_loss"]["value"] == "stock: FASTPATCH_ONLY='sgd' leaves huber_loss out"
-    assert (torch.nn.functional.smooth_l1_loss, torch.optim.SGD.step) == STOCK
+    assert (torch.nn.functional.smooth_l1_loss, torch.optim.SGD.step) == stock
     assert not fastpatch.is_enabled()
 
 
@@ -330,7 +330,7 @@ def test_mistakes(capsys, words):
     assert words[-1] in err
 
 
-@pytest.mark.parametrize("words", [["build"], ["cache", "list"], ["bench"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["build"], ["cache", "list"], ["bench"], ["selftest"]], ids=" ".join)
 def test_a_bad_variable(capsys, monkeypatch, words):
     monkeypatch.setenv("FASTPATCH_STRICT", "so so")
     with pytest.raises(_options.Mistake, match="FASTPATCH_STRICT='so so' must be 0 or 1"):

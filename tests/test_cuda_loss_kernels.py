@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from _cuda_references import depth_of_sum, loss_gradient, loss_values, opmath, sum_bound
+from _cuda_references import depth_of_sum, loss_gradient, loss_values, opmath
 from _emulated_cuda import LOSSES, Loss, guarded, launches, library, start
 from _helpers import assert_same
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+from fastpatch.targets._loss import sum_bound
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WITH_GRADIENT = ("smooth_l1_loss", "huber_loss")

@@ -101,6 +101,28 @@ def test_the_bound_of_a_sum_is_narrow(dtype: torch.dtype) -> None:
     assert loss_differs(torch.tensor(float("nan"), dtype=dtype), values, 2)
 
 
+def test_losses_that_are_not_finite() -> None:
+    """What is no number, or infinite, stays so; a sum, or a loss, that its dtype can't hold may be infinite."""
+    inf, nan = torch.tensor(torch.inf), torch.tensor(torch.nan)
+    for special in (inf, nan):
+        values = torch.tensor([1.0, special, 2.0])
+        assert not loss_differs(special, values, 1)
+        for other in (inf, nan, torch.tensor(1.0), torch.tensor(-torch.inf)):
+            assert other is special or loss_differs(other, values, 1)
+    assert not loss_differs(inf.half(), torch.full((2,), 6e4).half(), 2)
+    assert loss_differs(inf.half(), torch.full((2,), 6e4).half(), 1)
+    assert not loss_differs(inf, torch.full((2,), 3e38), 1)  # stock's sum overflows before it is divided
+    assert loss_differs(nan, torch.full((2,), 3e38), 1)
+    assert loss_differs(inf, torch.ones(2), 2)
+
+
+def test_losses_that_are_subnormal() -> None:
+    least = 2.0**-24
+    values = torch.tensor([least, 0.0, 0.0], dtype=torch.float16)
+    assert not loss_differs(torch.tensor(0.0, dtype=torch.float16), values, 1)
+    assert loss_differs(torch.tensor(3 * least, dtype=torch.float16), values, 1)
+
+
 def test_enable_does_not_start_cuda(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """A process that has started it can't use it any more once it forks."""
     text = """

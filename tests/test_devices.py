@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from _cuda_references import sum_bound
 from _helpers import assert_same, served
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastpatch
+from fastpatch.targets._loss import sum_bound
 
 NO_GPU = not torch.cuda.is_available()
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_GPU, reason="there is no CUDA GPU")))
@@ -248,6 +248,15 @@ def test_what_is_refused() -> None:
             (lambda: fastpatch.explain(optimizer_of([x[0]], fused=True)[0].step), "fused"),
         ):  # fmt: skip
             assert call().reason == reason
+
+
+@needs_gpu
+def test_the_equivalence_suite() -> None:
+    from fastpatch.testing import run
+
+    outcome = run("cuda", examples=60, seed=1)
+    assert outcome.is_equal, str(outcome)
+    assert {row.target for row in outcome.rows if row.fast} == set(fastpatch.targets())
 
 
 def kernels(call: Callable[[], object]) -> int:

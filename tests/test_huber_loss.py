@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from _any_loss_call import FLOATS, GRAIN, Operand, grad_output_of, memory_of
+from _any_loss_call import grad_output_of, memory_of
 from _capability import assert_capability_is_the_one_asked_for, outer_run_only, run_at_default
-from _helpers import as_stock, served, threads
+from _helpers import as_stock, assert_same, served, threads
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fastpatch
+from fastpatch.testing import Operand
+from fastpatch.testing.strategies import FLOATS, GRAIN
 
 TARGET = "huber_loss"
 REDUCTIONS = ("none", "mean", "sum")
@@ -54,7 +56,7 @@ def pair(
     scale = 0.8 * min(delta, 1e4)
 
     def operand(name: str, arrangement: str, seed: int) -> torch.Tensor:
-        return Operand(shape, dtype, arrangement, order, needs in (name, "both"), kind, scale, seed).make(delta)
+        return Operand(shape, dtype, arrangement, order, needs in (name, "both"), kind, scale, seed, delta).make()
 
     input = operand("input", "contiguous" if arrangement == "gaps" else arrangement, 2 * seed)
     target = operand("target", arrangement, 2 * seed + 1)
@@ -71,7 +73,7 @@ def loss_and_gradients(
     output = F.huber_loss(*operands, reduction=reduction, delta=delta)
     leaves = [operand for operand in operands if operand.requires_grad]
     gradients = torch.autograd.grad(output, leaves, grad_output_of(output, grad)) if leaves else ()
-    assert memory_of(operands) == before
+    assert_same(memory_of(operands), before)
     return output, gradients
 
 

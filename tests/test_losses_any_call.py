@@ -6,22 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from _any_loss_call import (
-    AUTOCASTS,
-    FLOATS,
-    GRAD_MODES,
-    GRAD_OUTPUTS,
-    GRAIN,
-    LAYOUTS,
-    MODULES,
-    WAYS,
-    Call,
-    calls,
-)
+from _any_loss_call import GRAD_MODES, GRAD_OUTPUTS, MODULES, WAYS, Call, calls
 from _helpers import as_stock, threads
 from hypothesis import Phase, event, given, seed, settings
 
 import fastpatch
+from fastpatch.testing.strategies import AUTOCASTS, FLOATS, GRAIN, LAYOUTS
 
 
 def stops_before_the_builtin(call: Call, explanation: fastpatch.Explanation) -> bool:

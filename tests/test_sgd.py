@@ -27,18 +27,20 @@ from _sgd_helpers import (
     values,
     with_odd_strides,
 )
-from _sgd_scenarios import HYPERS, NUMBERS, holds, one_group, run_scenario, scenarios, shapes
+from _sgd_scenarios import HYPERS, NUMBERS, one_group, run_scenario, scenarios, shapes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fastpatch
+from fastpatch.testing import SgdRun
+from fastpatch.testing.strategies import holds
 
 
 @given(scenarios())
 @example(one_group((67,), {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 1e-4}, {"momentum": 0.9}))
 @example(one_group((9,), {"momentum": 0.9, "nesterov": True, "maximize": True, "weight_decay": 0.1}))
 @settings(deadline=None, max_examples=100 if "ATEN_CPU_CAPABILITY" in os.environ else 250)
-def test_many_steps_of_any_groups_equal_stock(scenario: dict[str, Any]) -> None:
+def test_many_steps_of_any_groups_equal_stock(scenario: SgdRun) -> None:
     run_scenario(scenario)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from _sgd_helpers import (
     twins,
     values,
 )
-from _sgd_scenarios import HYPERS, TensorNumber, one_group, run_scenario, scenarios, sizes
+from _sgd_scenarios import HYPERS, one_group, run_scenario, scenarios
 from hypothesis import given, settings
 
 import fastpatch
+from fastpatch.testing import SgdRun, TensorNumber
+from fastpatch.testing.strategies import LARGE
 
 REDUCED = [torch.bfloat16, torch.float16]
 
@@ -38,11 +41,10 @@ REDUCED = [torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-@given(scenario=scenarios(sizes, most=2))
+@given(scenario=scenarios(LARGE, most=2))
 @settings(deadline=None, max_examples=8 if "ATEN_CPU_CAPABILITY" in os.environ else 20)
-def test_large_parameters_at_any_number_of_threads(number: int, scenario: dict[str, Any]) -> None:
-    with threads(number):
-        run_scenario(scenario)
+def test_large_parameters_at_any_number_of_threads(number: int, scenario: SgdRun) -> None:
+    run_scenario(replace(scenario, threads=number))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -26,13 +26,14 @@ from _sgd_helpers import (
     values,
 )
 from _sgd_machine_parts import SwitchedMachine, Twin, verdicts
-from _sgd_scenarios import TensorNumber, made
+from _sgd_scenarios import made
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from torch.optim.lr_scheduler import StepLR
 
 import fastpatch
+from fastpatch.testing import TensorNumber
 
 SHAPES = [((5,), "contiguous"), ((67,), "contiguous"), ((), "contiguous"), ((3, 5), "transposed"), ((0,), "contiguous")]
 SPECS = [(*shape, dtype) for shape in SHAPES for dtype in DTYPES]

@@ -6,20 +6,30 @@ import argparse
 from collections.abc import Callable
 
 from .. import _environment
-from ._options import COMMANDS, Mistake
+from ._options import Mistake
 
 
 def command(name: str, arguments: list[str]) -> int:
     """Runs a sub-command; returns the exit status. A mistake in the options raises SystemExit(2), after saying so."""
-    parser = argparse.ArgumentParser(prog=f"python -m fastpatch {name}", allow_abbrev=False)
+    prog = f"python -m fastpatch {name}"
+    if name == "selftest":  # its options are fastpatch.testing's
+        _check_environment()
+        from fastpatch.testing import main
+
+        return main(arguments, prog=prog)
+    parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False)
     act = _MAKERS[name](parser)
     options = parser.parse_args(arguments)
     if name != "doctor":  # which says it in its own way
-        try:
-            _environment.read(_environment.TARGETS)
-        except ValueError as error:
-            raise Mistake(str(error).removeprefix("fastpatch: ")) from None
+        _check_environment()
     return act(options)
+
+
+def _check_environment() -> None:
+    try:
+        _environment.read(_environment.TARGETS)
+    except ValueError as error:
+        raise Mistake(str(error).removeprefix("fastpatch: ")) from None
 
 
 Act = Callable[[argparse.Namespace], int]
@@ -72,6 +82,9 @@ def _bench(parser: argparse.ArgumentParser) -> Act:
     return act
 
 
-_MAKERS: dict[str, Callable[[argparse.ArgumentParser], Act]] = dict(
-    zip(COMMANDS, (_doctor, _build, _cache, _bench), strict=True)
-)
+_MAKERS: dict[str, Callable[[argparse.ArgumentParser], Act]] = {
+    "doctor": _doctor,
+    "build": _build,
+    "cache": _cache,
+    "bench": _bench,
+}

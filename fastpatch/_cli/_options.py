@@ -11,13 +11,13 @@ from .._environment import TARGETS
 from .._version import __version__
 from ._python import Program
 
-COMMANDS = ("doctor", "build", "cache", "bench")
+COMMANDS = ("doctor", "build", "cache", "bench", "selftest")
 
 USAGE = """\
 usage: python -m fastpatch [options] script.py [arguments]
        python -m fastpatch [options] -m module [arguments]
        python -m fastpatch [options] -c code [arguments]
-       python -m fastpatch doctor | build | cache | bench [--help]
+       python -m fastpatch doctor | build | cache | bench | selftest [--help]
 
 Runs a Python program unchanged, with fastpatch on, also in its child processes;
 or:
@@ -25,6 +25,7 @@ or:
   build                compile the native library now
   cache                list or clear what has been compiled
   bench                time stock PyTorch and fastpatch on this machine
+  selftest             compare their results on this machine, bit for bit
 
 options:
   --only T,..          turn on these targets alone, out of

@@ -1,0 +1,36 @@
+"""The equivalence suite: calls drawn at random, run by stock PyTorch and by fastpatch, and compared.
+
+    python -m fastpatch selftest [--device cuda] [--examples N]
+
+``run()`` does the same from Python. It and ``fastpatch.testing.strategies`` need hypothesis; all else here doesn't.
+"""
+
+from ._case import Case
+from ._compare import difference
+from ._comparison import Comparison, compare, memory, note, reproduce
+from ._loss_call import LossCall
+from ._main import main
+from ._operands import Operand
+from ._outcome import Difference, Outcome, Row
+from ._runner import run
+from ._sgd_run import SgdRun, SgdStep, TensorNumber
+
+__all__ = [
+    "Case",
+    "Comparison",
+    "Difference",
+    "LossCall",
+    "Operand",
+    "Outcome",
+    "Row",
+    "SgdRun",
+    "SgdStep",
+    "TensorNumber",
+    "compare",
+    "difference",
+    "main",
+    "memory",
+    "note",
+    "reproduce",
+    "run",
+]
