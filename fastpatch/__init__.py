@@ -16,12 +16,13 @@ if _typing.TYPE_CHECKING:
     from ._report import explain, report, reset_report
     from ._scope import disabled, enabled
     from ._switch import disable, enable, is_enabled, targets
-    from .targets import Explanation
+    from .targets import Explanation, Guard
 
 __all__ = [
     "BuildError",
     "Explanation",
     "FallbackError",
+    "Guard",
     "NativeBuildWarning",
     "Report",
     "__version__",

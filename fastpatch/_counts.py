@@ -36,13 +36,15 @@ class Report:
     processes: int = 1
     first_lines: dict[str, dict[str, str]] = field(default_factory=dict)
     on_cuda: dict[str, int] = field(default_factory=dict)
+    _advice: dict[str, str] = field(default_factory=dict)  # of a reason; none in reports of earlier versions
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """``{"sgd": {"fast": 3, "fallback": {"sparse_grad": 1}}, ...}``"""
         return {name: {"fast": fast, "fallback": dict(reasons)} for name, (fast, reasons) in self._counts.items()}
 
     def to_json(self) -> str:
-        """A text that ``from_json`` reads: ``targets`` is ``to_dict()``, ``reasons`` a sentence for each that occurs.
+        """A text that ``from_json`` reads: ``targets`` is ``to_dict()``; ``reasons`` and ``advice`` have a sentence for
+        each reason that occurs.
 
         >>> json.loads(fastpatch.report().to_json())["targets"]["sgd"]["fast"]
         3
@@ -54,6 +56,7 @@ class Report:
             "kept_bytes": self.kept_bytes,
             "targets": self.to_dict(),
             "reasons": occurring,
+            "advice": {reason: self._advice[reason] for reason in occurring if reason in self._advice},
             "first_lines": self.first_lines,
             "on_cuda": self.on_cuda,
         }
@@ -82,7 +85,9 @@ class Report:
                 for name, lines in data.get("first_lines", {}).items()
             }
             on_cuda = {str(name): _number(n) for name, n in data.get("on_cuda", {}).items()}
-            return cls(counts, reasons, _number(data["kept_bytes"]), _number(data["processes"]), lines, on_cuda)
+            advice = {str(code): str(sentence) for code, sentence in data.get("advice", {}).items()}
+            kept, processes = _number(data["kept_bytes"]), _number(data["processes"])
+            return cls(counts, reasons, kept, processes, lines, on_cuda, advice)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             start = text[:60]
             why = f"no {error}" if isinstance(error, KeyError) else error
@@ -119,6 +124,7 @@ class Report:
                 for name in {**self.first_lines, **other.first_lines}
             },
             {n: self.on_cuda.get(n, 0) + other.on_cuda.get(n, 0) for n in {**self.on_cuda, **other.on_cuda}},
+            {**self._advice, **other._advice},
         )
 
     def _count(self, name: str) -> tuple[int, dict[str, int]]:
@@ -141,6 +147,7 @@ class Report:
             self._reasons,
             first_lines={name: found for name, found in lines.items() if found},
             on_cuda={name: n for name, n in on_cuda.items() if n},
+            _advice=self._advice,
         )
 
     def _lines(self) -> Iterator[tuple[str, int, list[tuple[str, int]]]]:
@@ -150,6 +157,12 @@ class Report:
 
     def _first_line(self, name: str, reason: str) -> str:
         return self.first_lines.get(name, {}).get(reason, "")
+
+    def _because(self, name: str, reason: str) -> Markup:
+        line, advice = self._first_line(name, reason), self._advice.get(reason)
+        text = f": {self._reasons[reason]}" + (f"; first at {line}" if line else "")
+        parts = element("code", reason) + element("span", text)
+        return Markup(parts + (element("p", f"advice: {advice}") if advice else ""))
 
     def _notes(self) -> Iterator[str]:
         if self.processes > 1:
@@ -166,7 +179,9 @@ class Report:
                 lines.append(f"{'  on CUDA':<16} {number:>12}")
             for reason, count in reasons:
                 lines.append(f"{'':<29} {count:>12}  {reason}:")
-                lines += textwrap.wrap(self._reasons[reason], 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
+                lines += _indented(self._reasons[reason])
+                if advice := self._advice.get(reason):
+                    lines += _indented(f"advice: {advice}")
                 if line := self._first_line(name, reason):
                     lines.append(f"      first at {line if len(line) <= 65 else '...' + line[-62:]}")
         return "\n".join([*lines, *self._notes()])
@@ -181,18 +196,14 @@ class Report:
             number = self.on_cuda.get(name)
             note = f"{number} on CUDA" if number else ""
             rows.append((element("strong", name), fast, sum(count for _, count in reasons), note))
-            rows += [
-                ("", "", count, _because(reason, self._reasons[reason], self._first_line(name, reason)))
-                for reason, count in reasons
-            ]
+            rows += [("", "", count, self._because(name, reason)) for reason, count in reasons]
         return table(("target", "fast", "fallback", "reason"), rows) + "".join(
             element("p", note) for note in self._notes()
         )
 
 
-def _because(reason: str, sentence: str, line: str) -> Markup:
-    text = f": {sentence}" + (f"; first at {line}" if line else "")
-    return Markup(element("code", reason) + element("span", text))
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, 80, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False)
 
 
 def _number(value: object) -> int:

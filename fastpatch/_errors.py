@@ -28,17 +28,23 @@ class FallbackError(RuntimeError):
     Attributes:
         target: the target's name, e.g. ``"sgd"``.
         reason: the stable reason code, e.g. ``"sparse_grad"``.
+        detail: the same in a sentence.
+        advice: what to do to have such a call served.
     """
 
-    def __init__(self, target: str, reason: str, detail: str = "") -> None:
-        super().__init__(target, reason, detail)
+    def __init__(self, target: str, reason: str, detail: str = "", advice: str = "") -> None:
+        super().__init__(target, reason, detail, advice)
         self.target = target
         self.reason = reason
         self.detail = detail
+        self.advice = advice
 
     def __str__(self) -> str:
         why = f": {self.detail}" if self.detail else ""
-        return f"fastpatch: {self.target} can't be served ({self.reason}){why}; strict=True forbids the fallback"
+        advice = f" (advice: {self.advice})" if self.advice else ""
+        return (
+            f"fastpatch: {self.target} can't be served ({self.reason}){why}; strict=True forbids the fallback{advice}"
+        )
 
 
 class NativeBuildWarning(UserWarning):

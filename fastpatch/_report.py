@@ -7,7 +7,8 @@ from typing import Any
 
 from . import _build, _switch
 from ._counts import Report
-from .targets import TARGETS, Explanation
+from .targets import TARGETS, Explanation, Guard, Target  # noqa: F401 (Guard is one of fastpatch's public names)
+from .targets._explanation import ENVIRONMENT, LIBRARY, PLATFORM, SELF_TEST, SWITCH, UNKNOWN, refused_first
 
 
 def report() -> Report:
@@ -22,7 +23,10 @@ def report() -> Report:
     for (name, reason), line in list(_switch.first_lines.items()):
         if reason in counts[name][1]:
             lines.setdefault(name, {})[reason] = line
-    return Report(counts, _native.reasons(), _native.loss_kept_memory(), first_lines=lines, on_cuda=on_cuda)
+    sentences = {code: sentence for code, (sentence, _) in _native.reasons().items()}
+    advice = {code: advice for code, (_, advice) in _native.reasons().items()}
+    kept = _native.loss_kept_memory()
+    return Report(counts, sentences, kept, first_lines=lines, on_cuda=on_cuda, _advice=advice)
 
 
 def reset_report() -> None:
@@ -43,14 +47,16 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
             subclass's own ``step`` as if it called SGD's, a module by its settings.
 
     Returns:
-        Explanation: ``.fast``, ``.reason`` (a stable code, None if fast), ``.detail`` (a sentence).
+        Explanation: ``.fast``, ``.reason`` (a stable code, None if fast), ``.detail`` (a sentence), ``.guards`` (the
+            verdict of each guard, in order), ``.advice`` (how to have such a call served).
 
     Raises:
         ValueError: no target serves calls of ``fn``; or an environment variable of ours has a value that means nothing.
 
     Example:
-        >>> print(fastpatch.explain(F.smooth_l1_loss, input, target, beta=-1.0))
-        smooth_l1_loss: stock, because of beta: beta must be zero, or a number of at least 2.4e-38 (...)
+        >>> explanation = fastpatch.explain(F.smooth_l1_loss, input, target, beta=-1.0)
+        >>> explanation.reason, explanation.advice
+        ('beta', 'pass a Python number in that range; 0.0 makes it the L1 loss')
     """
     target = next((target for target in TARGETS.values() if target.owns(fn)), None)
     if target is None:
@@ -58,13 +64,23 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
             f"fastpatch.explain: no target serves {fn!r}; give F.smooth_l1_loss, F.huber_loss, a module of "
             "theirs, or the step of a torch.optim.SGD"
         )
+    return _off(target) or target.explain(fn, args, kwargs)
+
+
+def _off(target: Target) -> Explanation | None:
+    """For a call that the native library isn't asked about here and now; None if it is."""
+    name, loaded = target.name, _switch.is_set_up()
+    then = target.questions() if loaded else UNKNOWN
     if platform := _build.unsupported_platform():
-        return Explanation(target.name, False, "unsupported_platform", f"there is no native library for {platform}")
-    if not _switch.is_enabled(target.name):
-        if (why := _switch.forbidden(target.name)) is not None:
-            return Explanation(target.name, False, "switched_off", why)
-        if (failure := _switch.failure(target.name)) is not None:
-            return Explanation(target.name, False, "not_built", failure)
-        text = f"{target.name} isn't on in this thread and scope; fastpatch.enable() turns it on"
-        return Explanation(target.name, False, "disabled", text)
-    return target.explain(fn, args, kwargs)
+        return refused_first(name, PLATFORM, f"there is no native library for {platform}", then)
+    if _switch.is_enabled(name):
+        return None
+    if (why := _switch.forbidden(name)) is not None:
+        return refused_first(name, ENVIRONMENT, why, then)
+    # Before the first enable() of the target nothing was built or proven, which can't have been passed.
+    proven = _switch.passed_self_test(name)
+    untried = {place for place, tried in ((LIBRARY, loaded), (SELF_TEST, proven)) if not tried}
+    if (failure := _switch.failure(name)) is not None:
+        place = SELF_TEST if _switch.failed_self_test(name) else LIBRARY
+        return refused_first(name, place, failure, then)
+    return refused_first(name, SWITCH, f"{name} isn't on in this thread and scope", then, untried)

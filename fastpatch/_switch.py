@@ -145,6 +145,16 @@ def failure(name: str) -> str | None:
     return _unfit.get(name, _build_failure)
 
 
+def failed_self_test(name: str) -> bool:
+    """Is it the target's self-test that failed, rather than the build?"""
+    return name in _unfit
+
+
+def passed_self_test(name: str) -> bool:
+    """Has the target been proven? Not before it was first asked for."""
+    return name in _fit
+
+
 def checked(function: str, names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str) or name not in TARGETS:

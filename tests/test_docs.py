@@ -3,23 +3,62 @@
 import re
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
+
 import fastpatch
 from fastpatch import _switch
+from fastpatch.targets._explanation import ADVICE
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_every_reason_is_documented_with_its_sentence() -> None:
+def test_every_reason_is_documented_with_its_sentence_and_advice() -> None:
     with fastpatch.enabled():
         from fastpatch import _native
 
         known = _native.reasons()
     del known["served"]
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/reasons.md").read_text(), re.MULTILINE))
+    lines = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", (ROOT / "docs/reasons.md").read_text(), re.MULTILINE)
+    rows = {code: (sentence, advice) for code, sentence, advice in lines}
     assert {code: rows.get(code) for code in known} == known
-    assert set(rows) - set(known) == {
-        "disabled", "early_bound", "not_built", "switched_off", "unsupported_platform",
-    }  # fmt: skip
+    assert {code: rows[code][1] for code in set(rows) - set(known)} == ADVICE
+    assert set(ADVICE) == {"disabled", "early_bound", "not_built", "switched_off", "unsupported_platform"}
+
+
+def test_every_advice_is_a_short_text_without_a_stop() -> None:
+    with fastpatch.enabled():
+        from fastpatch import _native
+
+        advices = {code: advice for code, (_, advice) in _native.reasons().items()} | ADVICE
+    assert advices.pop("served") == ""
+    for code, advice in advices.items():
+        assert 10 < len(advice) < 160, code
+        assert advice[0].islower() and advice[-1] != "." and "|" not in advice, code
+
+
+def output(marker: str) -> str:
+    """What the README says that a command prints: from this line to the end of its block."""
+    text = (ROOT / "README.md").read_text()
+    return text[text.index(marker) :].partition("\n```")[0]
+
+
+def test_the_readme_shows_the_true_explanation() -> None:
+    with fastpatch.enabled():
+        prediction, labels = torch.ones(3), torch.ones(3)
+        seen = fastpatch.explain(F.smooth_l1_loss, prediction, labels.double())
+    assert output("smooth_l1_loss: stock, because of dtype") == str(seen)
+
+
+def test_the_readme_shows_the_true_report() -> None:
+    with fastpatch.enabled():
+        from fastpatch import _native
+
+        sentence, advice = _native.reasons()["dtype"]
+    counts = {"smooth_l1_loss": (800, {"dtype": 1}), "huber_loss": (0, {}), "sgd": (24800, {})}
+    lines = {"smooth_l1_loss": {"dtype": "/home/me/train.py:31"}}
+    report = fastpatch.Report(counts, {"dtype": sentence}, first_lines=lines, _advice={"dtype": advice})
+    assert output("target                   fast").partition("\n>>> ")[0] == str(report)
 
 
 def test_switches_are_those_of_the_compiled_side() -> None:

@@ -234,7 +234,7 @@ def test_off():
         for fn, args in ((F.smooth_l1_loss, (x, x)), (torch.nn.SmoothL1Loss(), (x, x)), (EARLY["smooth_l1_loss"], ())):
             explanation = explain(fn, *args)
             assert (explanation.fast, explanation.reason) == refused("disabled")
-            assert "fastpatch.enable()" in explanation.detail
+            assert "fastpatch.enable()" in explanation.advice
         assert explain(step).fast
     fastpatch.disable()
     assert explain(step).reason == "disabled"
@@ -245,7 +245,8 @@ def test_off():
 
 def test_text():
     x = torch.ones(3)
-    assert str(explain(F.smooth_l1_loss, x, x)) == "smooth_l1_loss: fast: served by the compiled implementation"
+    first = str(explain(F.smooth_l1_loss, x, x)).splitlines()[0]
+    assert first == "smooth_l1_loss: fast: served by the compiled implementation"
     text = str(explain(F.smooth_l1_loss, x, x.double()))
     assert text.startswith("smooth_l1_loss: stock, because of dtype: a dtype or a mixture that is not served")
 

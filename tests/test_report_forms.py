@@ -18,7 +18,10 @@ counts = st.integers(0, 2**40)
 targets = st.dictionaries(
     st.sampled_from(ALL), st.tuples(counts, st.dictionaries(st.sampled_from(list(REASONS)), counts))
 )
-reports = st.builds(Report, targets, st.just(REASONS), counts, st.integers(1, 10**6))
+ADVICE = {"dtype": "cast <it> & " + "do more " * 30}
+reports = st.builds(
+    Report, targets, st.just(REASONS), counts, st.integers(1, 10**6), _advice=st.sampled_from([{}, ADVICE])
+)
 
 
 def some():
@@ -78,6 +81,8 @@ def test_json_of_this_process():
     assert (data["processes"], data["kept_bytes"]) == (1, 0)
     assert list(data["reasons"]) == ["dtype"]
     assert data["reasons"]["dtype"].startswith("a dtype or a mixture that is not served")
+    assert list(data["advice"]) == ["dtype"]
+    assert data["advice"]["dtype"].startswith("give both one floating-point dtype")
 
 
 @given(reports)
@@ -110,6 +115,7 @@ GOOD = {
         ({"targets": {"sgd": {"fast": 1}}}, "no 'fallback'"),
         ({"targets": [1]}, "is not a report"),
         ({"reasons": {}}, "no sentence for x"),
+        ({"advice": ["do z"]}, "is not a report"),
     ],
 )
 def test_json_of_something_else(change, words):
@@ -118,6 +124,16 @@ def test_json_of_something_else(change, words):
         Report.from_json(json.dumps({**GOOD, **change}))
     assert str(caught.value).startswith("fastpatch.Report.from_json: ")
     assert words in str(caught.value)
+
+
+def test_json_of_a_version_without_advice():
+    report = Report.from_json(json.dumps(GOOD))
+    assert "advice" not in str(report) + report._repr_html_()
+    new = Report.from_json(json.dumps({**GOOD, "advice": {"x": "do z"}}))
+    assert str(new) == str(report).replace("      y", "      y\n      advice: do z")
+    assert "<p>advice: do z</p>" in new._repr_html_()
+    for total in (report + new, new + report):
+        assert str(total).count("advice: do z") == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", "null"])
@@ -172,6 +188,7 @@ def test_since():
     earlier = some()
     later = some()
     assert later.since(earlier).to_dict() == EXPECTED
+    assert "advice: give both one floating-point dtype" in str(later.since(earlier))
     assert not earlier.since(earlier).counts_anything()
     fastpatch.reset_report()
     assert some().since(later).to_dict() == EXPECTED  # what was reset is not taken off
@@ -185,6 +202,9 @@ def test_the_table_fits_80_columns_and_names_every_number(report):
     lines = str(report).splitlines()
     assert max(map(len, lines)) <= 80
     words = str(report).split()
+    assert ("advice: cast <it> & do more" in str(report)) == (
+        bool(report._advice) and any("dtype" in counted["fallback"] for counted in report.to_dict().values())
+    )
     for counted in report.to_dict().values():
         assert str(counted["fast"]) in words
         assert all(str(count) in words for count in counted["fallback"].values())
@@ -194,9 +214,10 @@ def test_html_says_what_the_table_says():
     words = read(some()._repr_html_())
     assert words[:4] == ["target", "fast", "fallback", "reason"]
     assert words[4:] == [
-        "smooth_l1_loss", "1", "0", "huber_loss", "1", "1", "1", "dtype", words[12], "sgd", "1", "0",
+        "smooth_l1_loss", "1", "0", "huber_loss", "1", "1", "1", "dtype", *words[12:14], "sgd", "1", "0",
     ]  # fmt: skip
     assert words[12].startswith(": a dtype or a mixture")
+    assert words[13].startswith("advice: give both one floating-point dtype")
 
 
 @given(st.text(), st.text(min_size=1))
@@ -212,7 +233,14 @@ def test_an_explanation_in_a_notebook():
     fastpatch.enable()
     x, y = torch.ones(3), torch.zeros(3)
     seen = fastpatch.explain(F.smooth_l1_loss, x, y.double())
-    assert read(seen._repr_html_())[4:] == ["smooth_l1_loss", "stock", "dtype", seen.detail]
+    words = read(seen._repr_html_())
+    assert words[4:8] == ["smooth_l1_loss", "stock", "dtype", seen.detail]
+    guards = [word for guard in seen.guards for word in (guard.verdict, guard.name)]
+    assert words[8:] == ["verdict", "guard", *guards, f"advice: {seen.advice}"]
+    assert seen._repr_html_().count("<strong>refused</strong>") == 1
     assert read(fastpatch.explain(F.smooth_l1_loss, x, y)._repr_html_())[5] == "fast"
     odd = fastpatch.Explanation("<a>", False, "<b>", "<script>1 & 2</script>")
     assert read(odd._repr_html_())[4:] == ["<a>", "stock", "<b>", "<script>1 & 2</script>"]
+    guard = fastpatch.Guard("<i>", "refused", ("<b>",))
+    odder = fastpatch.Explanation("<a>", False, "<b>", "&", (guard,), "<script>")
+    assert read(odder._repr_html_())[-3:] == ["refused", "<i>", "advice: <script>"]

@@ -68,7 +68,8 @@ Switch Target::state() const {
 }
 
 PyObject* Target::raise_fallback(Reason reason) const {
-  PyObject* error = PyObject_CallFunction(fallback_error, "sss", name, reason_code(reason), reason_text(reason));
+  PyObject* error = PyObject_CallFunction(
+      fallback_error, "ssss", name, reason_code(reason), reason_text(reason), reason_advice(reason));
   if (error != nullptr) {
     PyErr_SetObject(fallback_error, error);
     Py_DECREF(error);
@@ -114,6 +115,23 @@ PyObject* make_entry(PyMethodDef* definition, PyObject* stock, Target* target) {
 
 Entry* entry_of(PyObject* self) {
   return static_cast<Entry*>(PyCapsule_GetPointer(self, capsule_name));
+}
+
+PyObject* table_of_guards(const std::vector<GuardLine>& lines) {
+  Owned table(PyTuple_New(static_cast<Py_ssize_t>(lines.size())));
+  for (size_t i = 0; table && i < lines.size(); ++i) {
+    const auto& reasons = lines[i].reasons;
+    Owned codes(PyTuple_New(static_cast<Py_ssize_t>(reasons.size())));
+    for (size_t k = 0; codes && k < reasons.size(); ++k) {
+      PyTuple_SET_ITEM(codes.get(), static_cast<Py_ssize_t>(k), PyUnicode_FromString(reason_code(reasons[k])));
+    }
+    PyObject* line = codes ? Py_BuildValue("sO", lines[i].question, codes.get()) : nullptr;
+    if (line == nullptr) {
+      return nullptr;
+    }
+    PyTuple_SET_ITEM(table.get(), static_cast<Py_ssize_t>(i), line);
+  }
+  return table ? Py_NewRef(table.get()) : nullptr;
 }
 
 ParameterNames::ParameterNames(std::initializer_list<const char*> names, int max_positional)

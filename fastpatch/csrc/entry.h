@@ -2,6 +2,7 @@
 // who is counted. Targets supply the parsing and the serving.
 #pragma once
 
+#include "asked.h"
 #include "cuda_proofs.h"
 #include "reasons.h"
 
@@ -81,6 +82,9 @@ inline PyCFunction as_function(PyCFunctionWithKeywords function) {
 // A new builtin with an entry of its own, and the way back.
 PyObject* make_entry(PyMethodDef* definition, PyObject* stock, Target* target);
 Entry* entry_of(PyObject* self);  // nullptr, with an error set, if self isn't an entry's capsule
+
+// ((question, (code, ...)), ...) of a table of guards; nullptr with an error set.
+PyObject* table_of_guards(const std::vector<GuardLine>& lines);
 
 // The parameters of a Python function, in order; the first `max_positional` may come by position. Interned, so that
 // looking up a keyword mostly compares pointers.

@@ -30,6 +30,7 @@ Rows row_of(const at::Tensor& tensor, int64_t begin) {
 Reason check_loss_order(LossCall* call) {
   const at::Tensor& input = *call->input;
   const at::Tensor& target = *call->target;
+  call->asked.ask(LossGuard::order);
   call->same_order = in_same_order(input, target);
   if (C10_UNLIKELY(!call->same_order)) {
     // Stock's order is that of what it iterates over. An operand that it casts first, or whose like it makes for the
@@ -42,6 +43,7 @@ Reason check_loss_order(LossCall* call) {
       return Reason::strides;
     }
   }
+  call->asked.ask(LossGuard::memory);
   return check_storage(input, target);
 }
 

@@ -102,7 +102,7 @@ Reason choose_dtype(LossCall* call) {
   };
   if (known(input) && is_whole_number_type(target)) {
     call->dtype = input;
-    return Reason::served;
+    return call->input->is_cuda() ? Reason::dtype : Reason::served;
   }
   if (!known(input) || !known(target)) {
     return call->input->is_complex() || call->target->is_complex() ? Reason::complex : Reason::dtype;
@@ -161,30 +161,40 @@ const Loss& loss_of(LossName name) {
 }
 
 Reason check_loss(LossCall* call) {
+  const at::Tensor& input = *call->input;
+  const at::Tensor& target = *call->target;
+  call->asked.ask(LossGuard::thread);
   Reason reason = check_thread();
-  if (reason == Reason::served) {
-    reason = check_tensor_anywhere(*call->input);
+  if (reason != Reason::served) {
+    return reason;
   }
+  call->asked.ask(LossGuard::tensors);
+  reason = check_tensor_anywhere(input);
   if (reason == Reason::served) {
-    reason = check_tensor_anywhere(*call->target);
-  }
-  if (reason == Reason::served && call->input->is_cuda() != call->target->is_cuda()) {
-    return Reason::device;
-  }
-  if (reason == Reason::served) {
-    reason = choose_dtype(call);
+    reason = check_tensor_anywhere(target);
   }
   if (reason != Reason::served) {
     return reason;
   }
+  call->asked.ask(LossGuard::shapes);
+  if (input.sizes() != target.sizes()) {
+    return Reason::shape_mismatch;
+  }
+  call->asked.ask(LossGuard::devices);
+  if (input.is_cuda() != target.is_cuda() || (input.is_cuda() && input.device() != target.device())) {
+    return Reason::device;
+  }
+  call->asked.ask(LossGuard::dtypes);
+  reason = choose_dtype(call);
+  if (reason != Reason::served) {
+    return reason;
+  }
+  call->asked.ask(LossGuard::precision);
   if (call->threshold != 0 && !(call->dtype == at::kDouble ? is_half_normal<double>(call->threshold)
                                                            : is_half_normal<float>(call->threshold))) {
     return loss_of(call->name).bad_threshold;
   }
-  if (call->input->sizes() != call->target->sizes()) {
-    return Reason::shape_mismatch;
-  }
-  return call->input->is_cuda() ? check_loss_on_cuda(*call) : check_loss_order(call);
+  return input.is_cuda() ? check_loss_on_cuda(call) : check_loss_order(call);
 }
 
 at::Tensor loss_value(const LossCall& call) {

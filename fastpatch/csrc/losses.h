@@ -7,6 +7,7 @@
 #include "cuda/losses.h"
 #include "cuda_proofs.h"
 #include "guards.h"
+#include "loss_guards.h"
 
 namespace fastpatch {
 
@@ -72,6 +73,7 @@ struct LossCall {
   bool casts_input = false;
   bool casts_target = false;
   bool same_order = true;
+  Asked asked;
 };
 
 // Completes the call.
@@ -99,7 +101,7 @@ struct LossGradientCall {
 at::Tensor loss_gradient(const LossGradientCall& call);
 
 // What of the above is different on CUDA devices; the operands have passed all checks that are the same.
-Reason check_loss_on_cuda(const LossCall& call);
+Reason check_loss_on_cuda(LossCall* call);
 at::Tensor loss_value_on_cuda(const LossCall& call);
 bool is_gradient_served_on_cuda(const LossGradientCall& call);
 at::Tensor loss_gradient_on_cuda(const LossGradientCall& call, bool one_grad_output);

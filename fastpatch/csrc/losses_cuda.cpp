@@ -53,28 +53,25 @@ CudaProofs& cuda_proofs_of(LossName name) {
   return proofs[static_cast<size_t>(name)];
 }
 
-Reason check_loss_on_cuda(const LossCall& call) {
-  const at::Tensor& input = *call.input;
-  const at::Tensor& target = *call.target;
-  if (input.device() != target.device()) {
-    return Reason::device;
+Reason check_loss_on_cuda(LossCall* call) {
+  const at::Tensor& input = *call->input;
+  const at::Tensor& target = *call->target;
+  if (call->threshold != 0 && !is_half_exact(*call)) {
+    return loss_of(call->name).bad_threshold;
   }
-  if (c10::isIntegralType(target.scalar_type(), /*includeBool=*/true)) {
-    return Reason::dtype;
-  }
-  if (call.threshold != 0 && !is_half_exact(call)) {
-    return loss_of(call.name).bad_threshold;
-  }
+  call->asked.ask(LossGuard::order);
   // One loop over memory visits the elements pairwise; of single values stock derives the layout from both operands.
-  const bool values = call.reduction == at::Reduction::None;
+  const bool values = call->reduction == at::Reduction::None;
   if (!in_same_order(input, target) || (values && !(input.is_contiguous() && target.is_contiguous()))) {
     return Reason::strides;
   }
+  call->asked.ask(LossGuard::memory);
   const Reason reason = check_storage(input, target);
   if (reason != Reason::served) {
     return reason;
   }
-  const CudaProofs& proofs = cuda_proofs_of(call.name);
+  call->asked.ask(LossGuard::cuda);
+  const CudaProofs& proofs = cuda_proofs_of(call->name);
   const Reason of_input = proofs.check(input);
   return of_input == Reason::served ? proofs.check(target) : of_input;
 }

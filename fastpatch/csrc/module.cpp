@@ -139,12 +139,13 @@ PyObject* reset_counts(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// {code: sentence} of every reason.
+// {code: (sentence, advice)} of every reason.
 PyObject* reasons(PyObject*, PyObject*) {
   PyObject* all = PyDict_New();
   for (int i = 0; all != nullptr && i < static_cast<int>(Reason::count); ++i) {
-    PyObject* text = PyUnicode_FromString(reason_text(static_cast<Reason>(i)));
-    if (text == nullptr || PyDict_SetItemString(all, reason_code(static_cast<Reason>(i)), text) < 0) {
+    const auto reason = static_cast<Reason>(i);
+    PyObject* text = Py_BuildValue("ss", reason_text(reason), reason_advice(reason));
+    if (text == nullptr || PyDict_SetItemString(all, reason_code(reason), text) < 0) {
       Py_CLEAR(all);
     }
     Py_XDECREF(text);
@@ -168,7 +169,7 @@ PyMethodDef methods[] = {
     {"counts", counts, METH_O, "(fast, {reason: count}) of a target."},
     {"fast_on_cuda", fast_on_cuda, METH_O, "How many of a target's fast units were on CUDA devices."},
     {"reset_counts", reset_counts, METH_NOARGS, "Sets all counters to zero."},
-    {"reasons", reasons, METH_NOARGS, "{code: sentence} of every reason."},
+    {"reasons", reasons, METH_NOARGS, "{code: (sentence, advice)} of every reason."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition{

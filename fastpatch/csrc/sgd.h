@@ -6,6 +6,7 @@
 #include "cpu/sgd.h"
 #include "cuda_proofs.h"
 #include "guards.h"
+#include "sgd_guards.h"
 
 #include <vector>
 
@@ -36,7 +37,7 @@ struct SgdItem {
 bool lets_others_run(const std::vector<SgdItem>& items);
 
 // Judges the tensors; the caller has judged their Python objects and the thread.
-Reason check_sgd_item(const SgdItem& item);
+Reason check_sgd_item(const SgdItem& item, Asked* asked);
 
 CudaProofs& sgd_cuda_proofs();
 
@@ -47,7 +48,8 @@ void settle_foreach(const std::vector<SgdItem>& items, size_t begin, size_t end,
 // Do the hyperparameters suit items[begin, end), which passed their check: can each dtype hold them, are they not in
 // memory that the items write, and may the items be updated one by one if the request is to take all of them through
 // one operation after the other?
-Reason check_sgd_group(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper);
+Reason check_sgd_group(
+    const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper, Asked* asked);
 
 // Do items[begin, end) write to where a hyperparameter comes from? Stock reads it anew for each parameter.
 bool write_hyper(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper);

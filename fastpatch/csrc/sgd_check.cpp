@@ -23,8 +23,24 @@ double largest_number(const at::Tensor& param) {
 }
 
 // Last: the self-test on a CUDA device is asked for by a parameter that passes all else.
-Reason check_device(const at::Tensor& param) {
-  return param.is_cuda() ? sgd_cuda_proofs().check(param) : Reason::served;
+Reason check_device(const at::Tensor& param, Asked* asked) {
+  asked->ask(SgdGuard::cuda);
+  return sgd_cuda_proofs().check(param);
+}
+
+// Of an item whose parameter and gradient passed.
+Reason check_buffer(const SgdItem& item) {
+  if (check_floating_anywhere(*item.buffer) != Reason::served || item.buffer->device() != item.param->device() ||
+      item.buffer->scalar_type() != item.param->scalar_type() || item.buffer->sizes() != item.param->sizes()) {
+    return Reason::momentum_buffer;
+  }
+  const Reason reason = check_memory(*item.param, *item.buffer, /*exact=*/false);
+  if (reason != Reason::served) {
+    return reason;
+  }
+  const Range buffer = memory_of(*item.buffer);
+  return overlap(buffer, memory_of(*item.param)) || overlap(buffer, memory_of(*item.grad)) ? Reason::overlap
+                                                                                           : Reason::served;
 }
 
 }  // namespace
@@ -42,17 +58,21 @@ CudaProofs& sgd_cuda_proofs() {
   return proofs;
 }
 
-Reason check_sgd_item(const SgdItem& item) {
+Reason check_sgd_item(const SgdItem& item, Asked* asked) {
+  asked->ask(SgdGuard::param_tensor);
   Reason reason = check_floating_anywhere(*item.param);
-  if (reason == Reason::served) {
-    if (item.grad->layout() == at::kSparse) {
-      return Reason::sparse_grad;
-    }
-    reason = check_floating_anywhere(*item.grad);
-  }
   if (reason != Reason::served) {
     return reason;
   }
+  asked->ask(SgdGuard::grad_tensor);
+  if (item.grad->layout() == at::kSparse) {
+    return Reason::sparse_grad;
+  }
+  reason = check_floating_anywhere(*item.grad);
+  if (reason != Reason::served) {
+    return reason;
+  }
+  asked->ask(SgdGuard::alike);
   if (item.param->device() != item.grad->device()) {
     return Reason::device;
   }
@@ -62,29 +82,21 @@ Reason check_sgd_item(const SgdItem& item) {
   if (item.param->sizes() != item.grad->sizes()) {
     return Reason::shape_mismatch;
   }
+  asked->ask(SgdGuard::order);
   // A first buffer's strides derive from the gradient's.
   reason = check_memory(*item.param, *item.grad, /*exact=*/item.first);
   if (reason != Reason::served) {
     return reason;
   }
-  const Range param = memory_of(*item.param);
-  const Range grad = memory_of(*item.grad);
-  if (overlap(param, grad)) {
+  asked->ask(SgdGuard::apart);
+  if (overlap(memory_of(*item.param), memory_of(*item.grad))) {
     return Reason::overlap;
   }
-  if (!item.buffer->defined()) {
-    return check_device(*item.param);
+  if (item.buffer->defined()) {
+    asked->ask(SgdGuard::buffer);
+    reason = check_buffer(item);
   }
-  if (check_floating_anywhere(*item.buffer) != Reason::served || item.buffer->device() != item.param->device() ||
-      item.buffer->scalar_type() != item.param->scalar_type() || item.buffer->sizes() != item.param->sizes()) {
-    return Reason::momentum_buffer;
-  }
-  reason = check_memory(*item.param, *item.buffer, /*exact=*/false);
-  if (reason != Reason::served) {
-    return reason;
-  }
-  const Range buffer = memory_of(*item.buffer);
-  return overlap(buffer, param) || overlap(buffer, grad) ? Reason::overlap : check_device(*item.param);
+  return reason == Reason::served && item.param->is_cuda() ? check_device(*item.param, asked) : reason;
 }
 
 bool write_hyper(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
@@ -102,19 +114,23 @@ bool write_hyper(const std::vector<SgdItem>& items, size_t begin, size_t end, co
   return false;
 }
 
-Reason check_sgd_group(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
+Reason check_sgd_group(
+    const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper, Asked* asked) {
+  asked->ask(SgdGuard::precision);
   const auto is_too_small = [&](const SgdItem& item) { return hyper.largest > largest_number(*item.param); };
   if (C10_UNLIKELY(hyper.largest > std::numeric_limits<at::Half>::max()) &&
       std::any_of(
           items.begin() + static_cast<int64_t>(begin), items.begin() + static_cast<int64_t>(end), is_too_small)) {
     return Reason::hyperparameter;
   }
+  asked->ask(SgdGuard::hyper_memory);
   if (write_hyper(items, begin, end, hyper)) {
     return Reason::tensor_hyperparameter;
   }
   if (!hyper.foreach) {
     return Reason::served;
   }
+  asked->ask(SgdGuard::foreach_order);
   std::vector<Touched> ranges;
   ranges.reserve((end - begin) * 3);
   for (size_t i = begin; i < end; ++i) {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from . import huber_loss, sgd, smooth_l1_loss
-from ._target import DTYPES, Explanation, Target
+from ._explanation import Explanation, Guard
+from ._target import DTYPES, Target
 
 TARGETS: dict[str, Target] = {target.name: target for target in (smooth_l1_loss.TARGET, huber_loss.TARGET, sgd.TARGET)}
 
-__all__ = ["DTYPES", "TARGETS", "Explanation", "Target"]
+__all__ = ["DTYPES", "TARGETS", "Explanation", "Guard", "Target"]

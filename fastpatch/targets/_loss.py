@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch.nn import _reduction
 
 from .._patching import PatchPoint, is_own_of_torch
-from ._target import DTYPES, Explanation, Target, bits_differ, native
+from ._explanation import Explanation, Question
+from ._target import DTYPES, Target, bits_differ, native
 
 
 def _legacy_warning(stock: Any) -> Callable[[Any, Any], Any] | None:
@@ -170,6 +171,12 @@ class LossTarget(Target):
             return True
         return any(point.sees(fn) or point.is_original(fn) for point in self.points)
 
+    def questions(self) -> tuple[Question, ...]:
+        from .. import _native
+
+        lines = _native.loss_guards(self.name)
+        return tuple((text.format(threshold=self._threshold), codes) for text, codes in lines)
+
     def explain(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
         from .. import _native
 
@@ -177,9 +184,9 @@ class LossTarget(Target):
         if is_module:
             kwargs = {"reduction": fn.reduction, self._threshold: getattr(fn, self._threshold), **kwargs}
         if is_module or self._outer.sees(fn):
-            return self.explanation(_native.loss_explain(self.name, *args, **kwargs))
+            return self.explanation(*_native.loss_explain(self.name, *args, **kwargs))
         if self._inner.sees(fn):
-            return self.explanation(_native.loss_explain_inner(self.name, *args, **kwargs))
+            return self.explanation(*_native.loss_explain_inner(self.name, *args, **kwargs))
         if self._inner.is_original(fn):
             return self.unseen()
         return self._explain_early(fn, args, kwargs)
@@ -199,11 +206,11 @@ class LossTarget(Target):
             number = _reduction.get_enum(reduction)
             tensors = torch.broadcast_tensors(given["input"], given["target"])  # type: ignore[no-untyped-call]
         except (TypeError, ValueError, RuntimeError):
-            return self.explanation("arguments")
+            return self.explanation("arguments")  # by the first guard: stock's own function refuses them
         threshold = given[self._threshold]
         if self._takes_another_builtin(threshold):
             return self.unseen()
-        return self.explanation(_native.loss_explain_inner(self.name, *tensors, number, threshold))
+        return self.explanation(*_native.loss_explain_inner(self.name, *tensors, number, threshold))
 
     def _takes_another_builtin(self, threshold: Any) -> bool:
         """Does stock's function hand a call with this threshold to another builtin than ours?"""

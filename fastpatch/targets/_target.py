@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import _build
-from .._html import element, table
 from .._patching import PatchPoint
+from ._explanation import FIRST, PATCH_POINT, Explanation, Question, judged, refused_first
 
 
 def native(name: str, *first: Any) -> Callable[[Any], Any]:
@@ -24,31 +23,6 @@ def native(name: str, *first: Any) -> Callable[[Any], Any]:
         return getattr(_native, name)(*first, argument)
 
     return call
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Whether a call would be served by the compiled implementation, and if not, why.
-
-    Attributes:
-        target: the target's name, e.g. ``"sgd"``.
-        fast: True if the compiled implementation would serve the call.
-        reason: the stable reason code of the first guard that refuses; None if fast.
-        detail: the same in a sentence.
-    """
-
-    target: str
-    fast: bool
-    reason: str | None
-    detail: str
-
-    def __str__(self) -> str:
-        verdict = "fast" if self.fast else f"stock, because of {self.reason}"
-        return f"{self.target}: {verdict}: {self.detail}"
-
-    def _repr_html_(self) -> str:
-        verdict = element("strong", "fast" if self.fast else "stock")
-        return table(("target", "served by", "reason", "why"), [(self.target, verdict, self.reason or "", self.detail)])
 
 
 class Target(ABC):
@@ -88,17 +62,35 @@ class Target(ABC):
     def explain(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
         """Judges a call of ``fn``, which it owns, without running it."""
 
+    @abstractmethod
+    def questions(self) -> tuple[Question, ...]:
+        """The guards of the loaded native library, in the order in which it asks them."""
+
     def unseen(self) -> Explanation:
         """For a call that no patch point sees."""
-        return Explanation(self.name, False, "early_bound", "taken before it was patched; no patch point sees it")
+        text = "taken before it was patched; no patch point sees it"
+        return refused_first(self.name, PATCH_POINT, text, self.questions())
 
-    def explanation(self, reason: str, place: str = "") -> Explanation:
+    def explanation(self, reason: str, last: int = 0, asked: int = 1, place: str = "") -> Explanation:
+        """Of a call that the native library has judged.
+
+        Args:
+            reason: its code, or ``"served"``.
+            last: the place of the guard that was asked last, in the native library's table.
+            asked: a bit for each place that was asked.
+            place: what of the call the reason is about, e.g. ``"group 1: "``.
+        """
         from .. import _native
 
-        detail = place + _native.reasons()[reason]
+        sentence, advice = _native.reasons()[reason]
+        detail = place + sentence
         if reason == "cuda_not_built" and (why := _build.why_no_cuda()):
             detail = f"{detail}: {why}"
-        return Explanation(self.name, reason == "served", None if reason == "served" else reason, detail)
+        fast = reason == "served"
+        before = len(FIRST)
+        places = {*range(before), *(before + bit for bit in range(asked.bit_length()) if asked >> bit & 1)}
+        guards = judged((*FIRST, *self.questions()), places, None if fast else before + last)
+        return Explanation(self.name, fast, None if fast else reason, detail, guards, advice)
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

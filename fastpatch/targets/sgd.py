@@ -11,7 +11,8 @@ import torch
 from torch.optim import optimizer as _optimizer
 
 from .._patching import PatchPoint, StepPatchPoint, is_own_of_torch
-from ._target import Explanation, Target, bits_differ, native
+from ._explanation import Explanation, Question
+from ._target import Target, bits_differ, native
 
 # torch.optim.sgd, the module, is hidden by an attribute of torch.optim in some releases.
 _sgd_module = sys.modules["torch.optim.sgd"]
@@ -147,6 +148,11 @@ class SgdTarget(Target):
             return next((owner for owner in owners if isinstance(owner, _SGD)), None)
         return None
 
+    def questions(self) -> tuple[Question, ...]:
+        from .. import _native
+
+        return _native.sgd_guards()
+
     def explain(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
         from .. import _native
 
@@ -154,11 +160,11 @@ class SgdTarget(Target):
         if optimizer is None and not self._function.sees(fn):
             return self.unseen()
         if optimizer is None:
-            reason, group, param = _native.sgd_explain(*args, **kwargs)
+            reason, last, asked, group, param = _native.sgd_explain(*args, **kwargs)
         else:
-            reason, group, param = _native.sgd_explain_step(optimizer)
+            reason, last, asked, group, param = _native.sgd_explain_step(optimizer)
         place = ", ".join(f"{word} {i}" for word, i in (("group", group), ("parameter", param)) if i >= 0)
-        return self.explanation(reason, f"{place}: " if place and reason != "served" else "")
+        return self.explanation(reason, last, asked, f"{place}: " if place and reason != "served" else "")
 
 
 TARGET = SgdTarget()

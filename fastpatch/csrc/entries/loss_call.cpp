@@ -13,6 +13,7 @@ namespace fastpatch {
 namespace {
 
 Reason parse_tensors(PyObject* input, PyObject* wanted, ParsedLossCall* call) {
+  call->asked.ask(LossGuard::kinds);
   if (input == nullptr || wanted == nullptr) {
     return Reason::arguments;
   }
@@ -48,6 +49,7 @@ bool parse_reduction(PyObject* name, int64_t* reduction) {
 // A number above zero, or zero where the function in Python makes something of it. Stock takes a tensor without
 // dimensions too.
 Reason parse_threshold(PyObject* object, bool may_be_zero, LossCall* call) {
+  call->asked.ask(LossGuard::threshold);
   call->threshold = 1.0;
   if (object == nullptr) {
     return Reason::served;
@@ -81,22 +83,31 @@ int64_t legacy_reduction(const ParsedLossCall& call) {
 }
 
 // Only stock's function in Python expands; its builtin leaves that to an operator whose backward doesn't.
-Reason check_broadcast(const LossTarget& target, const ParsedLossCall& call) {
-  for (const at::Tensor* tensor : {call.input, call.target}) {
-    const Reason reason = check_thread() == Reason::served ? check_tensor_anywhere(*tensor) : check_thread();
+Reason check_broadcast(const LossTarget& target, ParsedLossCall* call) {
+  call->asked.ask(LossGuard::thread);
+  Reason reason = check_thread();
+  if (reason != Reason::served) {
+    return reason;
+  }
+  call->asked.ask(LossGuard::tensors);
+  for (const at::Tensor* tensor : {call->input, call->target}) {
+    reason = check_tensor_anywhere(*tensor);
     if (reason != Reason::served) {
       return reason;
     }
   }
-  if (target.describe_sizes == Py_None || !are_expandable(call.input->sizes(), call.target->sizes())) {
+  call->asked.ask(LossGuard::shapes);
+  if (target.describe_sizes == Py_None || !are_expandable(call->input->sizes(), call->target->sizes())) {
     return Reason::shape_mismatch;
   }
   const at::NoGradGuard unrecorded;
-  const Expanded expanded(call);
-  LossCall of_expanded = call;
+  const Expanded expanded(*call);
+  LossCall of_expanded = *call;
   of_expanded.input = &expanded.input;
   of_expanded.target = &expanded.target;
-  return check_loss(&of_expanded);
+  reason = check_loss(&of_expanded);
+  call->asked = of_expanded.asked;
+  return reason;
 }
 
 }  // namespace
@@ -104,16 +115,21 @@ Reason check_broadcast(const LossTarget& target, const ParsedLossCall& call) {
 Reason parse_outer_loss(const LossTarget& target, const Arguments& arguments, ParsedLossCall* call) {
   PyObject* bound[8];
   TORCH_INTERNAL_ASSERT(target.outer.size() <= 8);
+  call->asked.ask(LossGuard::signature);
   if (!arguments.bind(target.outer, bound)) {
     return Reason::arguments;
   }
-  if (PyObject* weight = at_place(bound, target.weight)) {
-    return exact_tensor(weight) == nullptr ? why_not_exact(weight) : Reason::weight;
+  if (target.weight >= 0) {
+    call->asked.ask(LossGuard::weights);
+    if (PyObject* weight = at_place(bound, target.weight)) {
+      return exact_tensor(weight) == nullptr ? why_not_exact(weight) : Reason::weight;
+    }
   }
   const Reason tensors = parse_tensors(bound[0], bound[1], call);
   if (tensors != Reason::served) {
     return tensors;
   }
+  call->asked.ask(LossGuard::reduction);
   call->size_average = at_place(bound, target.size_average);
   call->reduce = at_place(bound, target.reduce);
   call->reduction = at::Reduction::Mean;
@@ -132,6 +148,7 @@ Reason parse_outer_loss(const LossTarget& target, const Arguments& arguments, Pa
 
 Reason parse_inner_loss(const LossTarget& target, const Arguments& arguments, ParsedLossCall* call) {
   PyObject* bound[4];
+  call->asked.ask(LossGuard::signature);
   if (!arguments.bind(target.inner, bound)) {
     return Reason::arguments;
   }
@@ -139,6 +156,7 @@ Reason parse_inner_loss(const LossTarget& target, const Arguments& arguments, Pa
   if (tensors != Reason::served) {
     return tensors;
   }
+  call->asked.ask(LossGuard::reduction);
   // Without a reduction the builtin does not take its documented default; nobody calls it so.
   if (bound[2] == nullptr || !PyLong_CheckExact(bound[2])) {
     return Reason::arguments;
@@ -183,7 +201,7 @@ Reason judge(LossParse parse, const LossTarget& target, const Arguments& argumen
   if (reason != Reason::served) {
     return reason;
   }
-  return C10_UNLIKELY(parse == parse_outer_loss && call->broadcasts()) ? check_broadcast(target, *call)
+  return C10_UNLIKELY(parse == parse_outer_loss && call->broadcasts()) ? check_broadcast(target, call)
                                                                        : check_loss(call);
 }
 

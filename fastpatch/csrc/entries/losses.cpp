@@ -151,7 +151,7 @@ PyObject* explain_with(LossParse parse, PyObject* args, PyObject* keywords) {
   ParsedLossCall call{};
   try {
     const Reason reason = judge_loss(parse, *target, {rest, keywords}, &call);
-    answer = PyErr_Occurred() ? nullptr : PyUnicode_FromString(reason_code(reason));
+    answer = PyErr_Occurred() ? nullptr : Py_BuildValue("siI", reason_code(reason), call.asked.last, call.asked.guards);
   } catch (...) {
     raise_current_exception();
   }
@@ -165,6 +165,29 @@ PyObject* explain_outer(PyObject*, PyObject* args, PyObject* keywords) {
 
 PyObject* explain_inner(PyObject*, PyObject* args, PyObject* keywords) {
   return explain_with(parse_inner_loss, args, keywords);
+}
+
+bool may_give(const LossTarget& target, Reason reason) {
+  return reason == Reason::weight                            ? target.weight >= 0
+         : reason == Reason::legacy_arguments                ? target.size_average >= 0
+         : reason == Reason::beta || reason == Reason::delta ? reason == loss_of(target.loss).bad_threshold
+                                                             : true;
+}
+
+PyObject* guards(PyObject*, PyObject* name) {
+  const LossTarget* target = find_loss(name);
+  if (target == nullptr) {
+    return nullptr;
+  }
+  using enum Reason;
+  std::vector<GuardLine> lines{FASTPATCH_LOSS_GUARDS(FASTPATCH_GUARD_LINE)};
+  for (GuardLine& line : lines) {
+    std::erase_if(line.reasons, [target](Reason reason) { return !may_give(*target, reason); });
+  }
+  if (target->weight < 0) {
+    lines[static_cast<size_t>(LossGuard::weights)].reasons.clear();  // never asked
+  }
+  return table_of_guards(lines);
 }
 
 PyObject* set_warnings(PyObject*, PyObject* args) {
@@ -250,11 +273,12 @@ PyMethodDef methods[] = {
     {"loss_explain",
      as_function(explain_outer),
      METH_VARARGS | METH_KEYWORDS,
-     "The reason code for a call of a loss of torch.nn.functional; 'served' if it would be."},
+     "(reason, last guard, bits of those asked) for a call of a loss of torch.nn.functional; 'served' if it would be."},
     {"loss_explain_inner",
      as_function(explain_inner),
      METH_VARARGS | METH_KEYWORDS,
      "The same with the arguments of torch._C._nn's."},
+    {"loss_guards", guards, METH_O, "The loss's guards in order: ((question, codes), ...); no codes: never asked."},
     {"loss_register_node", register_node, METH_VARARGS, "(loss, type): shows its autograd node as this grad_fn type."},
     {"loss_set_warnings",
      set_warnings,

@@ -72,7 +72,7 @@ Reason read_dtensors(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem*
     own_items(step);
   }
   ShardedParam sharded{step->items.size(), Owned::borrow(param), Owned::borrow(grad), Owned::borrow(buffer)};
-  const Reason reason = read_shards(param, grad, buffer, item);
+  const Reason reason = read_shards(param, grad, buffer, item, &step->asked);
   if (reason == Reason::served) {
     item->own();
     step->sharded.push_back(std::move(sharded));
@@ -81,6 +81,8 @@ Reason read_dtensors(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem*
 }
 
 Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
+  Asked& asked = step->asked;
+  asked.ask(SgdGuard::param_kind);
   const bool sharded = exact_tensor(param) == nullptr;
   if (C10_UNLIKELY(sharded && !is_dtensor(param))) {
     return why_not_exact(param);
@@ -89,13 +91,18 @@ Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
   // A copy before anything is asked of it: a backward in another thread may put another one in its place.
   at::Tensor grad = tensor.unsafeGetTensorImpl()->grad();
   if (!grad.defined()) {
+    asked.ask(SgdGuard::leaf);
     return tensor.is_leaf() || tensor.retains_grad() ? Reason::served : Reason::non_leaf;
   }
+  asked.ask(SgdGuard::grad_kind);
   PyObject* const face = subclass_face(grad);
   if (C10_UNLIKELY((face != nullptr) != sharded)) {
     return face == nullptr ? Reason::placements : why_not_exact(face);
   }
   PyObject* state = has_momentum ? look_up_state(step->states.get(), param) : nullptr;
+  if (state != nullptr) {
+    asked.ask(SgdGuard::state);
+  }
   PyObject* buffer;
   Reason reason = look_up_buffer(state, &buffer);
   if (reason != Reason::served) {
@@ -103,8 +110,8 @@ Reason read_param(PyObject* param, bool has_momentum, OptimizerStep* step) {
   }
   SgdItem item;
   item.first = has_momentum && buffer == Py_None;
-  reason =
-      sharded ? read_dtensors(param, face, buffer, &item, step) : read_tensors(tensor, std::move(grad), buffer, &item);
+  reason = sharded ? read_dtensors(param, face, buffer, &item, step)
+                   : read_tensors(tensor, std::move(grad), buffer, &item, &asked);
   if (reason == Reason::served) {
     if (!step->sharded.empty()) {
       item.own();
@@ -136,10 +143,12 @@ Reason read_hyper(PyObject* group, SgdHyper* hyper) {
 
 Refusal read_group(PyObject* group, OptimizerStep* step) {
   SgdHyper hyper{};
+  step->asked.ask(SgdGuard::hyperparameters);
   const Reason reason = read_hyper(group, &hyper);
   if (reason != Reason::served) {
     return {reason};
   }
+  step->asked.ask(SgdGuard::lists);
   PyObject* params = get(group, names().params);
   if (!is_sequence(params)) {
     return {Reason::optimizer};
@@ -155,7 +164,7 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
     }
   }
   settle_foreach(step->items, begin, step->items.size(), &hyper);
-  const Reason order = check_sgd_group(step->items, begin, step->items.size(), hyper);
+  const Reason order = check_sgd_group(step->items, begin, step->items.size(), hyper, &step->asked);
   if (order != Reason::served) {
     return {order};
   }
@@ -169,16 +178,17 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
 
 }  // namespace
 
-Reason read_tensors(const at::Tensor& param, at::Tensor grad, PyObject* buffer, SgdItem* item) {
+Reason read_tensors(const at::Tensor& param, at::Tensor grad, PyObject* buffer, SgdItem* item, Asked* asked) {
   item->param = SgdItem::Tensor::borrowed(param);
   item->grad = SgdItem::Tensor::owned(std::move(grad));
   if (buffer != Py_None) {
+    asked->ask(SgdGuard::buffer_kind);
     if (exact_tensor(buffer) == nullptr) {
       return Reason::momentum_buffer;
     }
     item->buffer = SgdItem::Tensor::borrowed(*exact_tensor(buffer));
   }
-  return check_sgd_item(*item);
+  return check_sgd_item(*item, asked);
 }
 
 Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
@@ -246,6 +256,7 @@ std::vector<Reason> read_refused_groups(PyObject* self) {
 namespace {
 
 Refusal read_step_once(PyObject* self, OptimizerStep* step) {
+  step->asked.ask(SgdGuard::containers);
   const Owned dict = instance_dict(self);
   PyObject* groups = dict ? get(dict.get(), names().param_groups) : nullptr;
   PyObject* states = dict ? get(dict.get(), names().state) : nullptr;
@@ -263,7 +274,8 @@ Refusal read_step_once(PyObject* self, OptimizerStep* step) {
       return refusal;
     }
   }
-  for (size_t i = 0; i < step->groups.size(); ++i) {
+  for (size_t i = 1; i < step->groups.size(); ++i) {
+    step->asked.ask(SgdGuard::later_groups);
     const StepGroup& group = step->groups[i];
     if (write_hyper(step->items, 0, group.items.begin, group.hyper)) {
       return {Reason::tensor_hyperparameter, static_cast<Py_ssize_t>(i)};
@@ -278,9 +290,11 @@ Refusal read_step_once(PyObject* self, OptimizerStep* step) {
 }  // namespace
 
 Refusal read_step(PyObject* self, OptimizerStep* step) {
+  const Asked asked = step->asked;
   Refusal refusal = read_step_once(self, step);
   while (C10_UNLIKELY(refusal.reason == Reason::cuda_unproven) && sgd_target.prove_on_cuda()) {
     *step = OptimizerStep();
+    step->asked = asked;
     refusal = read_step_once(self, step);
   }
   return refusal;
@@ -315,7 +329,8 @@ bool make_states(OptimizerStep& step, const StepGroup& group) {
       item.first = false;
       first.buffer = Owned::borrow(buffer);
       tensors.buffer = Owned::borrow(buffer);
-      if (read_shards(tensors.param.get(), tensors.grad.get(), buffer, &item) != Reason::served) {
+      Asked again;
+      if (read_shards(tensors.param.get(), tensors.grad.get(), buffer, &item, &again) != Reason::served) {
         PyErr_SetString(
             PyExc_RuntimeError, "fastpatch: a momentum buffer was changed during its optimizer's first step");
         return false;

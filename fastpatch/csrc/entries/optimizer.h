@@ -23,7 +23,7 @@ struct HyperObjects {
 Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper);
 
 // The item of plain tensors, of which `first` is set; buffer may be None. Or why it can't be served.
-Reason read_tensors(const at::Tensor& param, at::Tensor grad, PyObject* buffer, SgdItem* item);
+Reason read_tensors(const at::Tensor& param, at::Tensor grad, PyObject* buffer, SgdItem* item, Asked* asked);
 
 // Places in one of OptimizerStep's vectors.
 struct Places {
@@ -60,6 +60,7 @@ struct OptimizerStep {
   std::vector<SgdItem> items;
   std::vector<FirstStep> first_steps;
   std::vector<ShardedParam> sharded;
+  Asked asked;
 };
 
 // Why a step can't be served as a whole, and where; -1 where it is no single group or parameter.
@@ -70,8 +71,8 @@ struct Refusal {
 };
 
 // Is self an SGD whose step() does what stock's does: no own _init_group, attributes in the instance, no gradient
-// scaling, not differentiable?
-Reason check_optimizer(PyObject* self);
+// scaling, not differentiable? Of another one (Reason::optimizer) no guard is asked here: the inner point may serve it.
+Reason check_optimizer(PyObject* self, Asked* asked);
 
 // Hooks of this optimizer or of all, or somebody's own _optimizer_step_code.
 bool has_hooks(PyObject* self);

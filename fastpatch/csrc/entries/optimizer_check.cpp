@@ -104,7 +104,7 @@ Owned instance_dict(PyObject* self) {
   return Owned(dict);
 }
 
-Reason check_optimizer(PyObject* self) {
+Reason check_optimizer(PyObject* self, Asked* asked) {
   PyTypeObject* type = Py_TYPE(self);
   if (facts.sgd == nullptr || !PyType_IsSubtype(type, facts.sgd) || type->tp_getattro != PyObject_GenericGetAttr) {
     return Reason::optimizer;
@@ -122,12 +122,14 @@ Reason check_optimizer(PyObject* self) {
       return Reason::optimizer;  // a property or default of a subclass: instance attributes alone don't tell
     }
   }
+  asked->ask(SgdGuard::scaling);
   for (PyObject* name : {n.grad_scale, n.found_inf}) {
     PyObject* value = get(dict.get(), name);
     if (value != nullptr && value != Py_None) {
       return Reason::grad_scale;
     }
   }
+  asked->ask(SgdGuard::recording);
   PyObject* defaults = get(dict.get(), n.defaults);
   PyObject* differentiable =
       defaults != nullptr && PyDict_CheckExact(defaults) ? get(defaults, n.differentiable) : nullptr;

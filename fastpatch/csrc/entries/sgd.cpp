@@ -26,6 +26,24 @@ void count_updates(Switch state, const std::vector<SgdItem>& items, size_t begin
   sgd_target.count_fast(state, static_cast<int64_t>(end - begin), on_cuda);
 }
 
+Reason check_surroundings(Asked* asked) {
+  asked->ask(SgdGuard::mode);
+  if (in_torch_function_mode()) {
+    return Reason::torch_function;  // the mode is to see every operation of the step
+  }
+  asked->ask(SgdGuard::thread);
+  const Reason thread = check_thread();
+  if (thread != Reason::served) {
+    return thread;
+  }
+  asked->ask(SgdGuard::eager);
+  return is_compiling() ? Reason::compiling : Reason::served;
+}
+
+PyObject* explained(const Refusal& refusal, const Asked& asked) {
+  return Py_BuildValue("siInn", reason_code(refusal.reason), asked.last, asked.guards, refusal.group, refusal.param);
+}
+
 namespace {
 
 enum Argument {
@@ -67,7 +85,8 @@ const ParameterNames& argument_names() {
 }
 
 // Judges all but the single parameters.
-Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) {
+Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper, Asked* asked) {
+  asked->ask(SgdGuard::signature);
   if (!arguments.bind(argument_names(), bound)) {
     return Reason::arguments;
   }
@@ -79,25 +98,22 @@ Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) 
       return Reason::arguments;
     }
   }
-  if (in_torch_function_mode()) {
-    return Reason::torch_function;  // the mode is to see every operation of the step
+  Reason reason = check_surroundings(asked);
+  if (reason != Reason::served) {
+    return reason;
   }
-  const Reason thread = check_thread();
-  if (thread != Reason::served) {
-    return thread;
-  }
-  if (is_compiling()) {
-    return Reason::compiling;
-  }
-  if (at::GradMode::is_enabled()) {
-    return Reason::differentiable;
-  }
+  asked->ask(SgdGuard::scaling);
   for (const int scalar : {grad_scale, found_inf}) {
     if (bound[scalar] != nullptr && bound[scalar] != Py_None) {
       return Reason::grad_scale;
     }
   }
-  const Reason reason = parse_hyper(
+  asked->ask(SgdGuard::recording);
+  if (at::GradMode::is_enabled()) {
+    return Reason::differentiable;
+  }
+  asked->ask(SgdGuard::hyperparameters);
+  reason = parse_hyper(
       {bound[lr],
        bound[momentum],
        bound[dampening],
@@ -110,6 +126,7 @@ Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper) 
   if (reason != Reason::served) {
     return reason;
   }
+  asked->ask(SgdGuard::lists);
   const Py_ssize_t n = PyList_GET_SIZE(bound[params]);
   if (PyList_GET_SIZE(bound[grads]) != n || (hyper->has_momentum && PyList_GET_SIZE(bound[buffers]) != n)) {
     return Reason::arguments;
@@ -153,25 +170,28 @@ class Places {
 };
 
 // One place of the three lists, or why it can't be served.
-Reason parse_item(const Place& place, bool has_momentum, SgdItem* item) {
+Reason parse_item(const Place& place, bool has_momentum, SgdItem* item, Asked* asked) {
+  asked->ask(SgdGuard::param_kind);
   item->first = has_momentum && place.buffer == Py_None;
   if (is_dtensor(place.param)) {
-    return read_shards(place.param, place.grad, place.buffer, item);
+    return read_shards(place.param, place.grad, place.buffer, item, asked);
   }
-  for (PyObject* object : {place.param, place.grad}) {
-    if (exact_tensor(object) == nullptr) {
-      return why_not_exact(object);
-    }
+  if (exact_tensor(place.param) == nullptr) {
+    return why_not_exact(place.param);
   }
-  return read_tensors(*exact_tensor(place.param), *exact_tensor(place.grad), place.buffer, item);
+  asked->ask(SgdGuard::grad_kind);
+  if (exact_tensor(place.grad) == nullptr) {
+    return why_not_exact(place.grad);
+  }
+  return read_tensors(*exact_tensor(place.param), *exact_tensor(place.grad), place.buffer, item, asked);
 }
 
 // The same, after the self-test on its device if that wasn't made yet.
-Reason judge_item(const Place& place, bool has_momentum, SgdItem* item) {
-  Reason reason = parse_item(place, has_momentum, item);
+Reason judge_item(const Place& place, bool has_momentum, SgdItem* item, Asked* asked) {
+  Reason reason = parse_item(place, has_momentum, item, asked);
   while (C10_UNLIKELY(reason == Reason::cuda_unproven) && sgd_target.prove_on_cuda()) {
     *item = SgdItem();
-    reason = parse_item(place, has_momentum, item);
+    reason = parse_item(place, has_momentum, item, asked);
   }
   return reason;
 }
@@ -278,8 +298,9 @@ PyObject* serve_places(
   const size_t n = places.size();
   std::vector<SgdItem> items(n);
   std::vector<Reason> reasons(n);
+  Asked asked;
   for (size_t i = 0; i < n; ++i) {
-    reasons[i] = judge_item(places[i], hyper.has_momentum, &items[i]);
+    reasons[i] = judge_item(places[i], hyper.has_momentum, &items[i], &asked);
     if (PyErr_Occurred()) {
       return nullptr;
     }
@@ -288,7 +309,7 @@ PyObject* serve_places(
     }
     items[i].own();
   }
-  const Reason order = check_sgd_group(items, 0, n, hyper);
+  const Reason order = check_sgd_group(items, 0, n, hyper, &asked);
   if (order != Reason::served) {
     return refuse_group(entry, state, order, arguments);
   }
@@ -298,7 +319,7 @@ PyObject* serve_places(
     // changed.
     const auto is_served = [&](size_t i) {
       if (begin > 0 && reasons[i] == Reason::served) {
-        reasons[i] = check_sgd_item(items[i]);
+        reasons[i] = check_sgd_item(items[i], &asked);
       }
       return reasons[i] == Reason::served;
     };
@@ -333,7 +354,8 @@ PyObject* inner(PyObject* self, PyObject* args, PyObject* keywords) {
   try {
     PyObject* bound[argument_count];
     SgdHyper hyper{};
-    const Reason reason = parse_sgd(arguments, bound, &hyper);
+    Asked asked;
+    const Reason reason = parse_sgd(arguments, bound, &hyper, &asked);
     if (PyErr_Occurred()) {
       return nullptr;
     }
@@ -348,26 +370,32 @@ PyObject* explain_function(PyObject*, PyObject* args, PyObject* keywords) {
   try {
     PyObject* bound[argument_count];
     SgdHyper hyper{};
-    Reason reason = parse_sgd({args, keywords}, bound, &hyper);
+    Asked asked;
+    Reason reason = parse_sgd({args, keywords}, bound, &hyper, &asked);
     Py_ssize_t place = -1;
     if (reason == Reason::served) {
       const Places places(bound, hyper.has_momentum);
       hyper.foreach = hyper.foreach || (places && stock_chooses_foreach(places, hyper));
       std::vector<SgdItem> items(places ? places.size() : 0);
       for (size_t i = 0; reason == Reason::served && i < items.size(); ++i) {
-        reason = judge_item(places[i], hyper.has_momentum, &items[i]);
+        reason = judge_item(places[i], hyper.has_momentum, &items[i], &asked);
         items[i].own();
         place = static_cast<Py_ssize_t>(i);
       }
       if (reason == Reason::served) {
-        reason = check_sgd_group(items, 0, items.size(), hyper);
+        reason = check_sgd_group(items, 0, items.size(), hyper, &asked);
         place = -1;
       }
     }
-    return PyErr_Occurred() ? nullptr : Py_BuildValue("snn", reason_code(reason), Py_ssize_t{-1}, place);
+    return PyErr_Occurred() ? nullptr : explained({reason, -1, place}, asked);
   } catch (...) {
     return raise_current_exception();
   }
+}
+
+PyObject* guards(PyObject*, PyObject*) {
+  using enum Reason;
+  return table_of_guards({FASTPATCH_SGD_GUARDS(FASTPATCH_GUARD_LINE)});
 }
 
 PyMethodDef inner_definition{"sgd", as_function(inner), METH_VARARGS | METH_KEYWORDS, nullptr};
@@ -381,7 +409,8 @@ PyMethodDef methods[] = {
     {"sgd_explain",
      as_function(explain_function),
      METH_VARARGS | METH_KEYWORDS,
-     "(reason, -1, place) for a call with the arguments of torch.optim.sgd.sgd."},
+     "(reason, last guard, bits of those asked, -1, place) for a call with the arguments of torch.optim.sgd.sgd."},
+    {"sgd_guards", guards, METH_NOARGS, "The guards of SGD in order: ((question, codes), ...)."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

@@ -24,7 +24,8 @@ bool is_bare_step(const Arguments& arguments) {
 // judged then must not be written through now. (Stock would write, or raise, as it may.)
 bool still_good(const OptimizerStep& step, const StepGroup& group) {
   for (size_t i = group.items.begin; group.items.begin > 0 && i < group.items.end; ++i) {
-    const Reason reason = check_sgd_item(step.items[i]);
+    Asked again;
+    const Reason reason = check_sgd_item(step.items[i], &again);
     if (reason != Reason::served) {
       PyErr_Format(
           PyExc_RuntimeError,
@@ -105,8 +106,9 @@ PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
         return nullptr;
       }
     }
-    if (check_optimizer(optimizer) == Reason::served && check_thread() == Reason::served && !in_torch_function_mode() &&
-        !is_compiling()) {
+    Asked asked;
+    if (check_optimizer(optimizer, &asked) == Reason::served && check_thread() == Reason::served &&
+        !in_torch_function_mode() && !is_compiling()) {
       return judge_step(*entry, arguments, optimizer, state, hooked);
     }
     if (PyErr_Occurred()) {
@@ -128,22 +130,16 @@ PyObject* bare_step(PyObject* self, PyObject* args, PyObject* keywords) {
 
 PyObject* explain_step(PyObject*, PyObject* optimizer) {
   try {
-    Refusal refusal{in_torch_function_mode() ? Reason::torch_function : check_thread()};
-    if (refusal.reason == Reason::served && is_compiling()) {
-      refusal.reason = Reason::compiling;
-    }
+    OptimizerStep step;
+    Refusal refusal{check_surroundings(&step.asked)};
     if (refusal.reason == Reason::served) {
-      refusal.reason = check_optimizer(optimizer);
+      refusal.reason = check_optimizer(optimizer, &step.asked);
     }
     // An optimizer that only the inner point can serve is judged by its tensors all the same.
     if (refusal.reason == Reason::served || refusal.reason == Reason::optimizer) {
-      OptimizerStep step;
       refusal = read_step(optimizer, &step);
     }
-    if (PyErr_Occurred()) {
-      return nullptr;
-    }
-    return Py_BuildValue("snn", reason_code(refusal.reason), refusal.group, refusal.param);
+    return PyErr_Occurred() ? nullptr : explained(refusal, step.asked);
   } catch (...) {
     return raise_current_exception();
   }
@@ -183,7 +179,10 @@ PyMethodDef methods[] = {
     {"sgd_setup", setup, METH_O, "Takes the dict of torch.optim's objects that a step is compared with."},
     {"sgd_set_expected", set_expected, METH_O, "The proxy that stands for sgd in torch.optim.sgd, or None."},
     {"sgd_set_promote", set_promote, METH_O, "What to call when torch has hooked SGD.step over our proxy."},
-    {"sgd_explain_step", explain_step, METH_O, "(reason, group, parameter) for optimizer.step() as things stand."},
+    {"sgd_explain_step",
+     explain_step,
+     METH_O,
+     "(reason, last guard, bits of those asked, group, parameter) for optimizer.step() as things stand."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

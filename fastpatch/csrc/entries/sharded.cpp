@@ -119,12 +119,16 @@ bool is_dtensor(PyObject* object) {
   return reinterpret_cast<PyObject*>(type) == dtensor && is_tensor(object);
 }
 
-Reason read_shards(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem* item) {
+Reason read_shards(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem* item, Asked* asked) {
+  if (buffer != Py_None) {
+    asked->ask(SgdGuard::buffer_kind);
+    if (!is_dtensor(buffer)) {
+      return Reason::momentum_buffer;
+    }
+  }
+  asked->ask(SgdGuard::division);
   if (!is_dtensor(grad)) {
     return Reason::placements;
-  }
-  if (buffer != Py_None && !is_dtensor(buffer)) {
-    return Reason::momentum_buffer;
   }
   const Owned spec = attribute(param, names().spec);
   const Owned placements = spec ? attribute(spec.get(), names().placements) : Owned();
@@ -148,7 +152,7 @@ Reason read_shards(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem* i
     }
   }
   item->is_shard = true;
-  return check_sgd_item(*item);
+  return check_sgd_item(*item, asked);
 }
 
 Owned make_sharded_buffer(PyObject* grad, SgdItem* item) {

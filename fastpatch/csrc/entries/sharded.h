@@ -10,7 +10,7 @@ bool is_dtensor(PyObject* object);
 
 // The item of a DTensor's shards, which it owns; buffer may be None. Refuses other gradients and buffers than DTensors
 // that are divided in the same way over the same mesh, without pending sums.
-Reason read_shards(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem* item);
+Reason read_shards(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem* item, Asked* asked);
 
 // A first buffer as stock makes it, whose shard the item gets. Empty with a Python error set.
 Owned make_sharded_buffer(PyObject* grad, SgdItem* item);
