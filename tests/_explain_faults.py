@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Fault:
 
     guard: str
     reason: str
-    given: dict[str, Any]
+    given: dict[str, Any] = field(repr=False)  # a tensor beyond its storage must not be read
 
 
 def fault(guard, reason, **given):
