@@ -18,6 +18,11 @@ struct Asked {
     last = static_cast<int>(guard);
     guards |= uint32_t{1} << last;
   }
+  // Then these.
+  void add(const Asked& later) {
+    last = later.last;
+    guards |= later.guards;
+  }
 };
 
 // A line of such a table.

@@ -23,13 +23,13 @@ double largest_number(const at::Tensor& param) {
 }
 
 // Last: the self-test on a CUDA device is asked for by a parameter that passes all else.
-Reason check_device(const at::Tensor& param, Asked* asked) {
+C10_ALWAYS_INLINE Reason check_device(const at::Tensor& param, Asked* asked) {
   asked->ask(SgdGuard::cuda);
   return sgd_cuda_proofs().check(param);
 }
 
-// Of an item whose parameter and gradient passed.
-Reason check_buffer(const SgdItem& item) {
+// Of an item whose parameter and gradient, in these memories, passed.
+Reason check_buffer(const SgdItem& item, const Range& param, const Range& grad) {
   if (check_floating_anywhere(*item.buffer) != Reason::served || item.buffer->device() != item.param->device() ||
       item.buffer->scalar_type() != item.param->scalar_type() || item.buffer->sizes() != item.param->sizes()) {
     return Reason::momentum_buffer;
@@ -39,26 +39,11 @@ Reason check_buffer(const SgdItem& item) {
     return reason;
   }
   const Range buffer = memory_of(*item.buffer);
-  return overlap(buffer, memory_of(*item.param)) || overlap(buffer, memory_of(*item.grad)) ? Reason::overlap
-                                                                                           : Reason::served;
+  return overlap(buffer, param) || overlap(buffer, grad) ? Reason::overlap : Reason::served;
 }
 
-}  // namespace
-
-void settle_foreach(const std::vector<SgdItem>& items, size_t begin, size_t end, SgdHyper* hyper) {
-  const auto is_on_cuda = [](const SgdItem& item) { return item.param->is_cuda(); };
-  if (hyper->chooses_foreach && begin < end && is_on_cuda(items[begin])) {
-    hyper->foreach =
-        std::all_of(items.begin() + static_cast<int64_t>(begin), items.begin() + static_cast<int64_t>(end), is_on_cuda);
-  }
-}
-
-CudaProofs& sgd_cuda_proofs() {
-  static CudaProofs proofs(cuda::sgd != nullptr);
-  return proofs;
-}
-
-Reason check_sgd_item(const SgdItem& item, Asked* asked) {
+// Inlined, so that what was asked is a constant at each return: this runs for every parameter of every step.
+C10_ALWAYS_INLINE Reason check_item(const SgdItem& item, Asked* asked) {
   asked->ask(SgdGuard::param_tensor);
   Reason reason = check_floating_anywhere(*item.param);
   if (reason != Reason::served) {
@@ -89,14 +74,38 @@ Reason check_sgd_item(const SgdItem& item, Asked* asked) {
     return reason;
   }
   asked->ask(SgdGuard::apart);
-  if (overlap(memory_of(*item.param), memory_of(*item.grad))) {
+  const Range param = memory_of(*item.param);
+  const Range grad = memory_of(*item.grad);
+  if (overlap(param, grad)) {
     return Reason::overlap;
   }
   if (item.buffer->defined()) {
     asked->ask(SgdGuard::buffer);
-    reason = check_buffer(item);
+    reason = check_buffer(item, param, grad);
   }
   return reason == Reason::served && item.param->is_cuda() ? check_device(*item.param, asked) : reason;
+}
+
+}  // namespace
+
+void settle_foreach(const std::vector<SgdItem>& items, size_t begin, size_t end, SgdHyper* hyper) {
+  const auto is_on_cuda = [](const SgdItem& item) { return item.param->is_cuda(); };
+  if (hyper->chooses_foreach && begin < end && is_on_cuda(items[begin])) {
+    hyper->foreach =
+        std::all_of(items.begin() + static_cast<int64_t>(begin), items.begin() + static_cast<int64_t>(end), is_on_cuda);
+  }
+}
+
+CudaProofs& sgd_cuda_proofs() {
+  static CudaProofs proofs(cuda::sgd != nullptr);
+  return proofs;
+}
+
+Reason check_sgd_item(const SgdItem& item, Asked* asked) {
+  Asked here;
+  const Reason reason = check_item(item, &here);
+  asked->add(here);
+  return reason;
 }
 
 bool write_hyper(const std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
