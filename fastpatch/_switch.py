@@ -41,6 +41,7 @@ _process: dict[str, int] = dict.fromkeys(NAMES, OFF)
 _open_scopes: dict[str, int] = dict.fromkeys(NAMES, 0)  # those that turn the target on
 _unfit: dict[str, str] = {}  # targets whose proof failed, and what differed
 _fit: set[str] = set()
+_proven_on: set[tuple[str, int]] = set()  # targets and CUDA devices
 _is_set_up = False
 _build_failure: str | None = None
 _warned: set[str] = set()
@@ -243,9 +244,15 @@ def prove_on_cuda(name: str, index: int) -> None:
     """The self-test of a target on a CUDA device, before it serves there: the native library calls this at the first
     call on the device. Where stock differs in a dtype, stock goes on serving that."""
     with _set_up_lock:
-        if not torch.cuda.is_current_stream_capturing():  # what a proof does must not come into the user's graph
+        if (name, index) in _proven_on:
+            return  # another thread was first
+        if torch.cuda.is_current_stream_capturing():
+            return  # what a proof does must not come into the user's graph
+        try:
             differences = _proofs_on(torch.device("cuda", index), name)
-            _take_proofs(name, index, differences)
+        except Exception as error:  # whatever it is, the script goes on with stock
+            differences = {"all": f"{type(error).__name__}: {error}"}
+        _take_proofs(name, index, differences)
 
 
 def _take_proofs(name: str, index: int, differences: dict[str, str | None]) -> None:
@@ -253,6 +260,7 @@ def _take_proofs(name: str, index: int, differences: dict[str, str | None]) -> N
 
     fit = tuple(dtype for dtype, difference in differences.items() if difference is None)
     _native.set_cuda_proof(name, index, fit)
+    _proven_on.add((name, index))
     if wrong := [f"{dtype}: {difference}" for dtype, difference in differences.items() if difference is not None]:
         text = f"fastpatch leaves {name!r} on cuda:{index} to PyTorch, since its self-test failed: {'; '.join(wrong)}"
         _warn_once(text)
@@ -265,6 +273,8 @@ def _proofs_on(device: torch.device, name: str) -> dict[str, str | None]:
     def prove() -> dict[str, str | None]:
         scopes.set(([PROOF] * len(NAMES), None))
         _native.set_proving(True)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # leaving the stream would else make a context on the first GPU
         # A stream that waits for no other one: some other may wait for this very thread.
         own = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()  # type: ignore[no-untyped-call]
         with own:

@@ -71,6 +71,28 @@ def test_an_error_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_a_self_test_that_cannot_run_leaves_the_call_to_stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastpatch import _native
+
+    taken: list[object] = []
+
+    def no_stream(*args: object) -> None:
+        taken.append(args)
+        raise RuntimeError("no stream")
+
+    monkeypatch.setattr(_native, "set_cuda_proof", lambda *args: taken.append(args))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(_switch, "_warned", set())
+    monkeypatch.setattr(_switch, "_proven_on", set())
+    monkeypatch.setattr(_switch, "_proofs_on", no_stream)
+    with pytest.warns(
+        fastpatch.NativeBuildWarning, match=r"leaves 'sgd' on cuda:5 to PyTorch.*RuntimeError: no stream"
+    ):
+        _switch.prove_on_cuda("sgd", 5)
+    _switch.prove_on_cuda("sgd", 5)  # a thread that came second makes none
+    assert taken == [(torch.device("cuda", 5), "sgd"), ("sgd", 5, ())]
+
+
 def test_a_failure_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[str, int, tuple[str, ...]]] = []
     from fastpatch import _native

@@ -344,8 +344,7 @@ def test_a_side_stream_is_the_one_that_is_used() -> None:
     with torch.cuda.stream(side), fastpatch.enabled(strict=True):
         torch.cuda._sleep(50_000_000)
         y.copy_(x)  # waits behind the sleep; on any other stream the loss would be of zeros
-        loss = F.smooth_l1_loss(y, x, reduction="sum")
-    assert loss.item() == 0
+        assert F.smooth_l1_loss(y, x, reduction="sum").item() == 0  # item() waits for this stream
 
 
 @needs_gpu

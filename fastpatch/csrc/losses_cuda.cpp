@@ -3,6 +3,7 @@
 
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/empty_ops.h>
+#include <ATen/ops/empty_strided_ops.h>
 
 #include "losses.h"
 #include "observe.h"
@@ -18,6 +19,22 @@ at::Tensor empty_on(const at::Tensor& like, at::IntArrayRef sizes, at::ScalarTyp
       like.device(),
       /*pin_memory=*/false,
       at::MemoryFormat::Contiguous);
+}
+
+// Element-wise values of contiguous operands. Stock's Huber loss takes the input's strides, also where those of a
+// dimension of size 1 are odd.
+at::Tensor empty_values(const LossCall& call) {
+  const at::Tensor& input = *call.input;
+  if (loss_of(call.name).output != LossOutput::like_input) {
+    return empty_on(input, input.sizes(), call.dtype);
+  }
+  return at::_ops::empty_strided::call(
+      c10::fromIntArrayRefSlow(input.sizes()),
+      c10::fromIntArrayRefSlow(input.strides()),
+      call.dtype,
+      at::kStrided,
+      input.device(),
+      /*pin_memory=*/false);
 }
 
 cuda::LossRows rows_of(const at::Tensor& input, const at::Tensor& target, at::ScalarType dtype, double threshold) {
@@ -80,7 +97,7 @@ at::Tensor loss_value_on_cuda(const LossCall& call) {
   const at::Tensor& input = *call.input;
   const cuda::LossRows rows = rows_of(input, *call.target, call.dtype, call.threshold);
   if (call.reduction == at::Reduction::None) {
-    at::Tensor output = empty_on(input, input.sizes(), call.dtype);
+    at::Tensor output = empty_values(call);
     if (rows.n > 0) {
       forward_kernels(call).values(rows, output.mutable_data_ptr());
     }

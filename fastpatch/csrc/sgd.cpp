@@ -7,6 +7,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/native/BinaryOps.h>
+#include <ATen/ops/empty_ops.h>
 #include <ATen/ops/empty_strided_ops.h>
 
 #include "capability.h"
@@ -158,8 +159,18 @@ void run(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t tot
 // Stock's first buffer is a clone of the gradient as it stands after maximize and weight decay.
 at::Tensor first_buffer(const SgdItem& item, const SgdHyper& hyper) {
   if (item.param->is_cuda()) {
-    // Both have the same strides: check_sgd_item() saw to that.
     const at::Tensor& grad = *item.grad;
+    // One by one, stock clones what `grad + decay * param` or `-grad` made, which is plainly contiguous also where the
+    // strides of a dimension of size 1 are odd.
+    if (!hyper.foreach && (hyper.decay || hyper.maximize) && grad.is_contiguous()) {
+      return at::_ops::empty_memory_format::call(
+          c10::fromIntArrayRefSlow(grad.sizes()),
+          grad.scalar_type(),
+          at::kStrided,
+          grad.device(),
+          /*pin_memory=*/false,
+          at::MemoryFormat::Contiguous);
+    }
     return at::_ops::empty_strided::call(
         c10::fromIntArrayRefSlow(grad.sizes()),
         c10::fromIntArrayRefSlow(grad.strides()),
@@ -198,7 +209,7 @@ bool lets_others_run(const std::vector<SgdItem>& items) {
   int64_t total = 0;
   for (const SgdItem& item : items) {
     total += item.param->numel();
-    if (item.first || total >= releasing) {
+    if (item.first || total >= releasing || item.param->is_cuda()) {
       return true;
     }
   }
@@ -250,7 +261,8 @@ void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHy
       item.grad->unsafeGetTensorImpl()->bump_version();
     }
   }
-  const ReleaseGil release(total >= releasing);  // the items own their tensors
+  // The items own their tensors. A launch waits while a device's queue is full, perhaps for another thread's kernels.
+  const ReleaseGil release(total >= releasing || on_cuda > 0);
   run(slices, hyper, total, on_cuda);
 }
 

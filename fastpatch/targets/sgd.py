@@ -103,20 +103,19 @@ class SgdTarget(Target):
         ours = _native.sgd_inner(self._function.stock)
         _native.set_live(ours, True)
         for nesterov, decay, maximize in ((False, 0.013, False), (True, 0.0, False), (True, 0.013, True)):
-            # Single elements, whole and broken vectors, one block of threads and several: in one group.
-            runs = [self._run(function, (1, 67, 20_000), device, dtype, nesterov, decay, maximize)
-                    for function in (self._function.stock, ours)]  # fmt: skip
-            if any(bits_differ(*pair) for pair in zip(*runs, strict=True)):
-                return (
-                    f"a parameter, gradient or momentum buffer, nesterov={nesterov}, weight_decay={decay}, "
-                    f"maximize={maximize}"
-                )
+            for foreach in (None, False):  # stock's own choice, and one by one, as in a group with CPU tensors
+                options = {"nesterov": nesterov, "weight_decay": decay, "maximize": maximize, "foreach": foreach}
+                # Single elements, whole and broken vectors, one block of threads and several: in one group.
+                runs = [self._run(function, (1, 67, 20_000), device, dtype, options)
+                        for function in (self._function.stock, ours)]  # fmt: skip
+                if any(bits_differ(*pair) for pair in zip(*runs, strict=True)):
+                    told = ", ".join(f"{name}={value}" for name, value in options.items())
+                    return f"a parameter, gradient or momentum buffer, {told}"
         return None
 
     @staticmethod
     def _run(
-        function: Any, sizes: tuple[int, ...], device: torch.device, dtype: torch.dtype,
-        nesterov: bool, decay: float, maximize: bool,
+        function: Any, sizes: tuple[int, ...], device: torch.device, dtype: torch.dtype, options: dict[str, Any]
     ) -> list[torch.Tensor]:  # fmt: skip
         """Parameters, their last gradients and momentum buffers after three steps."""
         params = [torch.linspace(-0.7, 0.9, size, dtype=dtype, device=device) for size in sizes]
@@ -127,8 +126,7 @@ class SgdTarget(Target):
                 grads = [param * -0.37 + 0.1 * step for param in params]
                 function(
                     params, grads, buffers,
-                    weight_decay=decay, momentum=0.9, lr=0.1, dampening=0.0 if nesterov else 0.3,
-                    nesterov=nesterov, maximize=maximize,
+                    momentum=0.9, lr=0.1, dampening=0.0 if options["nesterov"] else 0.3, **options,
                 )  # fmt: skip
         return [*params, *grads, *(buffer for buffer in buffers if buffer is not None)]
 

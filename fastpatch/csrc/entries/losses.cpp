@@ -74,7 +74,8 @@ PyObject* serve(const ParsedLossCall& parsed, LossTarget& target, Switch state, 
   }
   at::Tensor output;
   {
-    const ReleaseGil release(recorded || input.numel() >= release_gil_from);
+    // A launch waits while a device's queue is full, perhaps for another thread's kernels.
+    const ReleaseGil release(recorded || input.numel() >= release_gil_from || input.is_cuda());
     output = loss(call);
   }
   target.count_fast(state, 1, input.is_cuda() ? 1 : 0);
