@@ -168,6 +168,8 @@ class Playground:
 
     TRAIN = """\
 import torch
+import fastpatch
+fastpatch.enable()  # so that a variable with a wrong value is an error
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 for _ in range(2):

@@ -194,6 +194,7 @@ def planted(text: str) -> Snippet:
         ("    python -m fastpatch --reprot train.py", "no option --reprot"),
         ("    python -m fastpatch selftest  # --exmples 3", "no option --exmples"),
         ("    fastpatch no_such.py", "status 2"),
+        ("    FASTPATCH_ONLY=sdg python train.py", "unknown target 'sdg'"),
         ("    pip install '.[selftests]'", "extras are"),
         ("    scripts/tests.sh", "neither harmless"),
         ("    csrc/formula/  one formula a file", "csrc/formula/"),
@@ -222,7 +223,10 @@ def test_a_wrong_snippet_is_found(
 def test_blocks_and_spans_are_found() -> None:
     text = "a `b`\n\n1. c:\n\n   ```sh\n   d\n   ```\n\n       e\n\n       f `g`\n\n`h\ni` j\n"
     blocks, names = read("README.md", text)
-    assert [(block.line, block.kind, block.text) for block in blocks] == [(6, "sh", "d\n"), (9, "indented", "e\n\nf `g`\n")]
+    assert [(block.line, block.kind, block.text) for block in blocks] == [
+        (6, "sh", "d\n"),
+        (9, "indented", "e\n\nf `g`\n"),
+    ]
     assert [(span.line, span.text) for span in names] == [(1, "b"), (13, "h i")]
     with pytest.raises(ValueError, match=r"README.md:1: this fence is never closed"):
         read("README.md", "```python\na\n")
@@ -236,6 +240,8 @@ def test_no_page_is_left_out() -> None:
 
 def test_every_exception_is_needed() -> None:
     texts = [command.bare for block in BLOCKS for command in commands(block.text) if block.kind in ("indented", "sh")]
-    runs = [part for block in BLOCKS if block.kind == "dockerfile" for part in re.findall(r"(?:RUN|&&) (.*)", block.text)]
+    runs = [
+        part for block in BLOCKS if block.kind == "dockerfile" for part in re.findall(r"(?:RUN|&&) (.*)", block.text)
+    ]
     texts += [*runs, *(Command(text).bare for text in spans(COMMAND.pattern))]
     assert [rule.pattern for rule in EXCEPTIONS if not any(re.fullmatch(rule.pattern, text) for text in texts)] == []
