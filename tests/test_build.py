@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,16 +70,23 @@ print([module.widths(), seconds, sorted(set(sys.modules) - before)])
 """
 
 
-@pytest.fixture(autouse=True)
-def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without what the person who runs the tests has set; a real library that is loaded stays in place."""
-    for name in ("CXX", "MAX_JOBS", "FASTPATCH_BUILD_TIMEOUT", "FASTPATCH_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
+@contextmanager
+def library_kept() -> Iterator[None]:
+    """A real library that is loaded is in place afterwards."""
     before = sys.modules.get("fastpatch._native")
     yield
     sys.modules.pop("fastpatch._native", None)
     if before is not None:
         sys.modules["fastpatch._native"] = before
+
+
+@pytest.fixture(autouse=True)
+def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without what the person who runs the tests has set."""
+    for name in ("CXX", "MAX_JOBS", "FASTPATCH_BUILD_TIMEOUT", "FASTPATCH_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with library_kept():
+        yield
 
 
 def write_sources(folder: Path, module: str = MODULE) -> Path:
@@ -103,7 +111,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def prebuilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that holds the library of the plain sources."""
     folder = tmp_path_factory.mktemp("prebuilt")
-    with pytest.MonkeyPatch.context() as patch:
+    with library_kept(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("FASTPATCH_CACHE_DIR", str(folder / "cache"))
         patch.delenv("CXX", raising=False)
         _build.load_from(write_sources(folder / "csrc"))
