@@ -65,7 +65,7 @@ def ninja_file(sources: Path, compiler: Compiler, toolkit: _nvcc.Toolkit | None 
     system = [*include_paths, *python]
     includes = _words([f"-I{sources}", *(part for path in system for part in ("-isystem", path))])
     cxx = _words(compiler.command)
-    folders = [*library_paths, *(_nvcc.library_folders(toolkit) if toolkit else ())]
+    folders = [*library_paths, *(_nvcc.folders_of_libraries(toolkit) if toolkit else ())]
     libraries = f"{_words([f'-L{path}' for path in folders])} {_LIBRARIES} {_nvcc.LIBRARIES if toolkit else ''}"
     lines = [
         *_rule("compile", f"{cxx} {_COMMON} {includes} $flags -c $in -o $out", "compile $out"),

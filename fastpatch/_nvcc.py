@@ -85,7 +85,7 @@ def _ask(nvcc: Path, *questions: str) -> str:
     return asked.stdout
 
 
-def library_folders(toolkit: Toolkit) -> list[str]:
+def folders_of_libraries(toolkit: Toolkit) -> list[str]:
     """Where the toolkit's own libraries lie, as nvcc knows it."""
     answer = _ask(Path(toolkit.nvcc), "--dryrun", "-x", "cu", "-o", os.devnull, os.devnull)
     found = re.search(r"^#\$ LIBRARIES=(.*)$", answer, re.MULTILINE)

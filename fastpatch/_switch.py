@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -273,10 +273,11 @@ def _proofs_on(device: torch.device, name: str) -> dict[str, str | None]:
     def prove() -> dict[str, str | None]:
         scopes.set(([PROOF] * len(NAMES), None))
         _native.set_proving(True)
+        own: AbstractContextManager[Any] = nullcontext()
         if device.type == "cuda":
             torch.cuda.set_device(device)  # leaving the stream would else make a context on the first GPU
-        # A stream that waits for no other one: some other may wait for this very thread.
-        own = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()  # type: ignore[no-untyped-call]
+            # A stream that waits for no other one: some other may wait for this very thread.
+            own = torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         with own:
             return {str(dtype).removeprefix("torch."): _proof_in(TARGETS[name], device, dtype) for dtype in DTYPES}
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.library import Library
 
 PROOFS = (7, 17, 531)  # enable() itself compares losses of these sizes: it would leave the target to stock
 
@@ -41,7 +42,7 @@ OPERATORS = {"huber_loss": "huber_loss", "sgd": "add_.Tensor"}
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """Stock's operator behind a target is off by a bit for a while; fastpatch's own kernel isn't."""
-    library = torch.library.Library("aten", "IMPL")
+    library = Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a kernel that is replaced

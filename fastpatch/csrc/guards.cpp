@@ -1,6 +1,5 @@
 #include "guards.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/forward_grad.h>
@@ -170,16 +169,6 @@ Reason check_memory(const at::Tensor& a, const at::Tensor& b, bool exact) {
     }
   }
   return check_storage(a, b);
-}
-
-at::Tensor empty_elementwise(const at::Tensor& a, const at::Tensor& b) {
-  if (C10_LIKELY(a.is_contiguous() && b.is_contiguous())) {
-    return at::Tensor(at::detail::empty_cpu(a.sizes(), a.scalar_type()));
-  }
-  if (a.is_contiguous(at::MemoryFormat::ChannelsLast) && b.is_contiguous(at::MemoryFormat::ChannelsLast)) {
-    return at::Tensor(at::detail::empty_cpu(a.sizes(), a.scalar_type(), false, at::MemoryFormat::ChannelsLast));
-  }
-  return at::Tensor(at::detail::empty_strided_cpu(a.sizes(), a.strides(), a.scalar_type()));
 }
 
 }  // namespace fastpatch

@@ -15,8 +15,12 @@ Reason check_tensor(const at::Tensor& tensor);
 // The same for a tensor on the CPU or a CUDA device. Whether that device serves is asked of a target's CudaProofs.
 Reason check_tensor_anywhere(const at::Tensor& tensor);
 
+// What these may answer, for the tables of guards.
+#define FASTPATCH_TENSOR_REASONS subclass, functorch, layout, device, lazy_negation, inference_tensor, dispatch_state
+
 // The same, and that its dtype is one we compute in: float32, float64, bfloat16, float16.
 Reason check_floating_anywhere(const at::Tensor& tensor);
+#define FASTPATCH_FLOATING_REASONS FASTPATCH_TENSOR_REASONS, complex, dtype
 
 // Do two tensors of one shape hold their elements in the same order, without gaps? Then one loop over memory visits
 // them pairwise.
@@ -28,8 +32,5 @@ Reason check_storage(const at::Tensor& a, const at::Tensor& b);
 // Both of the above. The strides of dimensions of size 1 say nothing about the order, but PyTorch derives those of a
 // result from them: `exact` compares them too.
 Reason check_memory(const at::Tensor& a, const at::Tensor& b, bool exact);
-
-// What TensorIterator gives an element-wise result of operands of one dtype that passed check_memory(..., exact=true).
-at::Tensor empty_elementwise(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace fastpatch

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "asked.h"
+#include "guards.h"
 
 namespace fastpatch {
 
@@ -12,23 +13,8 @@ namespace fastpatch {
   X(kinds, "input and target: torch.Tensor or torch.nn.Parameter", torch_function, subclass, arguments) \
   X(reduction, "the reduction is named as documented", legacy_arguments, arguments)                     \
   X(threshold, "{threshold} is a number in its range", beta, delta)                                     \
-  X(thread,                                                                                             \
-    "this thread runs plain eager code",                                                                \
-    functorch,                                                                                          \
-    tracing,                                                                                            \
-    dispatch_mode,                                                                                      \
-    inference_mode,                                                                                     \
-    dispatch_state,                                                                                     \
-    forward_ad)                                                                                         \
-  X(tensors,                                                                                            \
-    "input and target are plain strided tensors",                                                       \
-    subclass,                                                                                           \
-    functorch,                                                                                          \
-    layout,                                                                                             \
-    device,                                                                                             \
-    lazy_negation,                                                                                      \
-    inference_tensor,                                                                                   \
-    dispatch_state)                                                                                     \
+  X(thread, "this thread runs plain eager code", FASTPATCH_THREAD_REASONS)                              \
+  X(tensors, "input and target are plain strided tensors", FASTPATCH_TENSOR_REASONS)                    \
   X(shapes, "their shapes are equal, or broadcast where that is served", shape_mismatch)                \
   X(devices, "they are on one device", device)                                                          \
   X(dtypes, "their dtypes are served together", complex, dtype)                                         \

@@ -2,39 +2,20 @@
 #include <limits>
 
 #include <ATen/core/Reduction.h>
-#include <ATen/ops/empty_ops.h>
-#include <ATen/ops/empty_strided_ops.h>
 
+#include "empty_tensors.h"
 #include "losses.h"
 #include "observe.h"
 
 namespace fastpatch {
 namespace {
 
-at::Tensor empty_on(const at::Tensor& like, at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::_ops::empty_memory_format::call(
-      c10::fromIntArrayRefSlow(sizes),
-      dtype,
-      at::kStrided,
-      like.device(),
-      /*pin_memory=*/false,
-      at::MemoryFormat::Contiguous);
-}
-
 // Element-wise values of contiguous operands. Stock's Huber loss takes the input's strides, also where those of a
 // dimension of size 1 are odd.
 at::Tensor empty_values(const LossCall& call) {
   const at::Tensor& input = *call.input;
-  if (loss_of(call.name).output != LossOutput::like_input) {
-    return empty_on(input, input.sizes(), call.dtype);
-  }
-  return at::_ops::empty_strided::call(
-      c10::fromIntArrayRefSlow(input.sizes()),
-      c10::fromIntArrayRefSlow(input.strides()),
-      call.dtype,
-      at::kStrided,
-      input.device(),
-      /*pin_memory=*/false);
+  return loss_of(call.name).output == LossOutput::like_input ? empty_strided_like(input, call.dtype)
+                                                             : empty_on(input, input.sizes(), call.dtype);
 }
 
 cuda::LossRows rows_of(const at::Tensor& input, const at::Tensor& target, at::ScalarType dtype, double threshold) {

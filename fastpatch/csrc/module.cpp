@@ -158,8 +158,7 @@ PyMethodDef methods[] = {
      setup,
      METH_VARARGS,
      "Takes the context variable of scopes, the type FallbackError, what makes the proof (target, CUDA device), what "
-     "is "
-     "told of first fallbacks (target, reason, line), and the targets in the order of a scope's switches."},
+     "is told of first fallbacks (target, reason, line), and the targets in the order of a scope's switches."},
     {"set_switch", set_switch, METH_VARARGS, "Sets a target's process-wide switch."},
     {"get_switch", get_switch, METH_O, "A target's switch, here and now."},
     {"set_live", set_live, METH_VARARGS, "Whether a patch point's builtin may serve at all."},

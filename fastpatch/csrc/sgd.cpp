@@ -4,14 +4,12 @@
 #include <atomic>
 #include <bitset>
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/native/BinaryOps.h>
-#include <ATen/ops/empty_ops.h>
-#include <ATen/ops/empty_strided_ops.h>
 
 #include "capability.h"
 #include "cuda/sgd.h"
+#include "empty_tensors.h"
 #include "grain.h"
 #include "memory_ranges.h"
 #include "observe.h"
@@ -158,31 +156,11 @@ void run(const std::vector<SgdSlice>& slices, const SgdHyper& hyper, int64_t tot
 
 // Stock's first buffer is a clone of the gradient as it stands after maximize and weight decay.
 at::Tensor first_buffer(const SgdItem& item, const SgdHyper& hyper) {
-  if (item.param->is_cuda()) {
-    const at::Tensor& grad = *item.grad;
-    // One by one, stock clones what `grad + decay * param` or `-grad` made, which is plainly contiguous also where the
-    // strides of a dimension of size 1 are odd.
-    if (!hyper.foreach && (hyper.decay || hyper.maximize) && grad.is_contiguous()) {
-      return at::_ops::empty_memory_format::call(
-          c10::fromIntArrayRefSlow(grad.sizes()),
-          grad.scalar_type(),
-          at::kStrided,
-          grad.device(),
-          /*pin_memory=*/false,
-          at::MemoryFormat::Contiguous);
-    }
-    return at::_ops::empty_strided::call(
-        c10::fromIntArrayRefSlow(grad.sizes()),
-        c10::fromIntArrayRefSlow(grad.strides()),
-        grad.scalar_type(),
-        at::kStrided,
-        grad.device(),
-        /*pin_memory=*/false);
-  }
-  if (hyper.decay || hyper.maximize) {
-    return empty_elementwise(*item.grad, hyper.decay ? *item.param : *item.grad);
-  }
-  return at::Tensor(at::detail::empty_strided_cpu(item.grad->sizes(), item.grad->strides(), item.grad->scalar_type()));
+  const at::Tensor& grad = *item.grad;
+  // On CUDA devices stock's foreach makes those like the gradient too.
+  const bool is_computed = (hyper.decay || hyper.maximize) && !(hyper.foreach && grad.is_cuda());
+  return is_computed ? empty_elementwise(grad, hyper.decay ? *item.param : grad)
+                     : empty_strided_like(grad, grad.scalar_type());
 }
 
 // The dtypes of which a buffer is still to be made.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "asked.h"
+#include "guards.h"
 
 namespace fastpatch {
 
@@ -10,14 +11,7 @@ namespace fastpatch {
 #define FASTPATCH_SGD_GUARDS(X)                                                                                 \
   X(signature, "the function sgd is called as SGD.step calls it", arguments, optimizer)                         \
   X(mode, "no __torch_function__ mode is active", torch_function)                                               \
-  X(thread,                                                                                                     \
-    "this thread runs plain eager code",                                                                        \
-    functorch,                                                                                                  \
-    tracing,                                                                                                    \
-    dispatch_mode,                                                                                              \
-    inference_mode,                                                                                             \
-    dispatch_state,                                                                                             \
-    forward_ad)                                                                                                 \
+  X(thread, "this thread runs plain eager code", FASTPATCH_THREAD_REASONS)                                      \
   X(eager, "torch.compile doesn't take the step", compiling)                                                    \
   X(scaling, "no GradScaler takes part in the step", grad_scale)                                                \
   X(recording, "the step itself isn't differentiated", differentiable)                                          \
@@ -36,29 +30,8 @@ namespace fastpatch {
   X(state, "its state is a dict", optimizer)                                                                    \
   X(buffer_kind, "its momentum buffer is of the same kind", momentum_buffer)                                    \
   X(division, "a DTensor is divided as its gradient and buffer are", placements, subclass)                      \
-  X(param_tensor,                                                                                               \
-    "it is a plain strided tensor of a served dtype",                                                           \
-    subclass,                                                                                                   \
-    functorch,                                                                                                  \
-    layout,                                                                                                     \
-    device,                                                                                                     \
-    lazy_negation,                                                                                              \
-    inference_tensor,                                                                                           \
-    dispatch_state,                                                                                             \
-    complex,                                                                                                    \
-    dtype)                                                                                                      \
-  X(grad_tensor,                                                                                                \
-    "so is its gradient",                                                                                       \
-    sparse_grad,                                                                                                \
-    subclass,                                                                                                   \
-    functorch,                                                                                                  \
-    layout,                                                                                                     \
-    device,                                                                                                     \
-    lazy_negation,                                                                                              \
-    inference_tensor,                                                                                           \
-    dispatch_state,                                                                                             \
-    complex,                                                                                                    \
-    dtype)                                                                                                      \
+  X(param_tensor, "it is a plain strided tensor of a served dtype", FASTPATCH_FLOATING_REASONS)                 \
+  X(grad_tensor, "so is its gradient", sparse_grad, FASTPATCH_FLOATING_REASONS)                                 \
   X(alike, "both have one device, dtype and shape", device, dtype, shape_mismatch)                              \
   X(order, "both hold their elements in one order, without gaps", strides, storage)                             \
   X(apart, "they share no memory", overlap)                                                                     \

@@ -12,6 +12,9 @@ namespace fastpatch {
 // By its dispatch keys, of which those of autocast are ignored.
 Reason check_thread();
 
+// What it may answer, for the tables of guards.
+#define FASTPATCH_THREAD_REASONS functorch, tracing, dispatch_mode, inference_mode, dispatch_state, forward_ad
+
 // Does autocast cast what operators on the tensor's kind of device are given?
 bool is_autocasting(const at::Tensor& tensor);
 
