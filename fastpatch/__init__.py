@@ -12,7 +12,7 @@ from ._version import __version__
 
 if _typing.TYPE_CHECKING:
     from ._counts import Report
-    from ._errors import BuildError, FallbackError, NativeBuildWarning
+    from ._errors import BuildError, DifferenceWarning, FallbackError, NativeBuildWarning
     from ._report import explain, report, reset_report
     from ._scope import disabled, enabled
     from ._switch import disable, enable, is_enabled, targets
@@ -20,6 +20,7 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "BuildError",
+    "DifferenceWarning",
     "Explanation",
     "FallbackError",
     "Guard",
@@ -60,10 +61,10 @@ def _load() -> None:
     # First: torch's import may turn fastpatch on (_inherit/sitecustomize.py), which needs its modules complete.
     import torch  # noqa: F401
 
-    from . import _report, _scope, _switch
+    from . import _errors, _report, _scope, _switch
 
     for name in __all__:
-        for module in (_report, _scope, _switch):
+        for module in (_errors, _report, _scope, _switch):
             if name in vars(module):
                 globals()[name] = vars(module)[name]
 

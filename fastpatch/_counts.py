@@ -28,6 +28,8 @@ class Report:
         first_lines: the line of your code at which a fallback for a reason first happened, in its process:
             ``{"sgd": {"sparse_grad": "/home/me/train.py:12"}}``.
         on_cuda: how many of a target's fast calls were served on CUDA devices, where any were: ``{"sgd": 3}``.
+        verified: how many losses, gradients of losses and steps were compared with PyTorch's, where any were: see
+            ``enable(verify=...)``.
     """
 
     _counts: dict[str, tuple[int, dict[str, int]]]
@@ -36,6 +38,7 @@ class Report:
     processes: int = 1
     first_lines: dict[str, dict[str, str]] = field(default_factory=dict)
     on_cuda: dict[str, int] = field(default_factory=dict)
+    verified: dict[str, int] = field(default_factory=dict)
     _advice: dict[str, str] = field(default_factory=dict)  # of a reason; none in reports of earlier versions
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -59,6 +62,7 @@ class Report:
             "advice": {reason: self._advice[reason] for reason in occurring if reason in self._advice},
             "first_lines": self.first_lines,
             "on_cuda": self.on_cuda,
+            "verified": self.verified,
         }
         return json.dumps(data, indent=2) + "\n"
 
@@ -84,10 +88,12 @@ class Report:
                 str(name): {str(code): str(line) for code, line in lines.items()}
                 for name, lines in data.get("first_lines", {}).items()
             }
-            on_cuda = {str(name): _number(n) for name, n in data.get("on_cuda", {}).items()}
+            on_cuda, verified = (
+                {str(name): _number(n) for name, n in data.get(key, {}).items()} for key in ("on_cuda", "verified")
+            )
             advice = {str(code): str(sentence) for code, sentence in data.get("advice", {}).items()}
             kept, processes = _number(data["kept_bytes"]), _number(data["processes"])
-            return cls(counts, reasons, kept, processes, lines, on_cuda, advice)
+            return cls(counts, reasons, kept, processes, lines, on_cuda, verified, advice)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             start = text[:60]
             why = f"no {error}" if isinstance(error, KeyError) else error
@@ -123,7 +129,8 @@ class Report:
                 name: {**other.first_lines.get(name, {}), **self.first_lines.get(name, {})}
                 for name in {**self.first_lines, **other.first_lines}
             },
-            {n: self.on_cuda.get(n, 0) + other.on_cuda.get(n, 0) for n in {**self.on_cuda, **other.on_cuda}},
+            _sum(self.on_cuda, other.on_cuda),
+            _sum(self.verified, other.verified),
             {**self._advice, **other._advice},
         )
 
@@ -141,12 +148,12 @@ class Report:
             name: {code: line for code, line in lines.items() if code in counts[name][1]}
             for name, lines in self.first_lines.items()
         }
-        on_cuda = {name: _rise(n, earlier.on_cuda.get(name, 0)) for name, n in self.on_cuda.items()}
         return Report(
             counts,
             self._reasons,
             first_lines={name: found for name, found in lines.items() if found},
-            on_cuda={name: n for name, n in on_cuda.items() if n},
+            on_cuda=_rises(self.on_cuda, earlier.on_cuda),
+            verified=_rises(self.verified, earlier.verified),
             _advice=self._advice,
         )
 
@@ -175,8 +182,9 @@ class Report:
         lines = [f"{'target':<16} {'fast':>12} {'fallback':>12}"]
         for name, fast, reasons in self._lines():
             lines.append(f"{name:<16} {fast:>12} {sum(count for _, count in reasons):>12}")
-            if number := self.on_cuda.get(name):
-                lines.append(f"{'  on CUDA':<16} {number:>12}")
+            for words, numbers in (("on CUDA", self.on_cuda), ("verified", self.verified)):
+                if number := numbers.get(name):
+                    lines.append(f"  {words:<14} {number:>12}")
             for reason, count in reasons:
                 lines.append(f"{'':<29} {count:>12}  {reason}:")
                 lines += _indented(self._reasons[reason])
@@ -193,8 +201,8 @@ class Report:
     def _repr_html_(self) -> str:
         rows: list[tuple[object, ...]] = []
         for name, fast, reasons in self._lines():
-            number = self.on_cuda.get(name)
-            note = f"{number} on CUDA" if number else ""
+            notes = ((self.on_cuda.get(name), "on CUDA"), (self.verified.get(name), "verified"))
+            note = ", ".join(f"{number} {words}" for number, words in notes if number)
             rows.append((element("strong", name), fast, sum(count for _, count in reasons), note))
             rows += [("", "", count, self._because(name, reason)) for reason, count in reasons]
         return table(("target", "fast", "fallback", "reason"), rows) + "".join(
@@ -213,12 +221,20 @@ def _number(value: object) -> int:
 
 
 def _plus(one: tuple[int, dict[str, int]], two: tuple[int, dict[str, int]]) -> tuple[int, dict[str, int]]:
-    return one[0] + two[0], {c: one[1].get(c, 0) + two[1].get(c, 0) for c in {**one[1], **two[1]}}
+    return one[0] + two[0], _sum(one[1], two[1])
+
+
+def _sum(one: dict[str, int], two: dict[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + two.get(name, 0) for name in {**one, **two}}
+
+
+def _rises(now: dict[str, int], then: dict[str, int]) -> dict[str, int]:
+    rises = {name: _rise(number, then.get(name, 0)) for name, number in now.items()}
+    return {name: number for name, number in rises.items() if number}
 
 
 def _minus(now: tuple[int, dict[str, int]], then: tuple[int, dict[str, int]]) -> tuple[int, dict[str, int]]:
-    rises = {reason: _rise(count, then[1].get(reason, 0)) for reason, count in now[1].items()}
-    return _rise(now[0], then[0]), {reason: count for reason, count in rises.items() if count}
+    return _rise(now[0], then[0]), _rises(now[1], then[1])
 
 
 def _rise(new: int, old: int) -> int:

@@ -1,4 +1,5 @@
-"""What the environment variables say: FASTPATCH, FASTPATCH_ONLY, FASTPATCH_STRICT, FASTPATCH_LOG.
+"""What the environment variables say: FASTPATCH, FASTPATCH_ONLY, FASTPATCH_STRICT, FASTPATCH_VERIFY,
+FASTPATCH_LOG.
 
 They are read at each ``enable()`` and whenever a scope begins, so that a script may still set them before.
 """
@@ -8,11 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TextIO
 
-OFF, ONLY, STRICT, LOG = VARIABLES = ("FASTPATCH", "FASTPATCH_ONLY", "FASTPATCH_STRICT", "FASTPATCH_LOG")
+OFF, ONLY, STRICT, VERIFY, LOG = VARIABLES = (
+    "FASTPATCH",
+    "FASTPATCH_ONLY",
+    "FASTPATCH_STRICT",
+    "FASTPATCH_VERIFY",
+    "FASTPATCH_LOG",
+)
 
 # All targets, in the order of targets/__init__.py, which can't be imported before torch.
 TARGETS = ("smooth_l1_loss", "huber_loss", "sgd")
@@ -29,12 +37,14 @@ class Settings:
         off: ``FASTPATCH=0``: nothing may be turned on.
         only: the targets that may be turned on.
         strict: every ``enable()`` and scope is strict.
+        verify: the share of served calls that is checked, whatever ``enable()`` says; None leaves it to that.
         log: the level of the logger ``fastpatch``; None leaves it alone.
     """
 
     off: bool
     only: tuple[str, ...]
     strict: bool
+    verify: float | None
     log: int | None
 
     def forbids(self, name: str) -> str | None:
@@ -59,11 +69,12 @@ def read(targets: tuple[str, ...]) -> Settings:
 
 
 @lru_cache(maxsize=8)  # a scope may begin at every step of a training
-def _parse(targets: tuple[str, ...], off: str, only: str, strict: str, log: str) -> Settings:
+def _parse(targets: tuple[str, ...], off: str, only: str, strict: str, verify: str, log: str) -> Settings:
     return Settings(
         off=_bit(OFF, off, "0 (everything off) or 1") is False,
         only=names(only, f"fastpatch: {ONLY}={only!r}", targets) if only else targets,
         strict=_bit(STRICT, strict, "0 or 1 (as strict=True)") is True,
+        verify=rate(verify, f"fastpatch: {VERIFY}={verify!r}") if verify else None,
         log=_level(log),
     )
 
@@ -73,6 +84,14 @@ def _bit(variable: str, text: str, valid: str) -> bool | None:
         return _BITS[text]
     except KeyError:
         raise ValueError(f"fastpatch: {variable}={text!r} must be {valid}") from None
+
+
+def rate(text: str, origin: str) -> float:
+    """A share of calls. An error begins with ``origin``."""
+    with suppress(ValueError):
+        if 0 <= (number := float(text)) <= 1:
+            return number
+    raise ValueError(f"{origin} must be a number from 0 to 1, the share of calls to check")
 
 
 def _level(text: str) -> int | None:

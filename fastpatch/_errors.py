@@ -51,6 +51,10 @@ class NativeBuildWarning(UserWarning):
     """``enable()`` found no usable native library: stock PyTorch goes on serving every call."""
 
 
+class DifferenceWarning(RuntimeWarning):
+    """With ``verify``, a served call differed from PyTorch: its target is off for the rest of the process."""
+
+
 def warn_user(text: str, category: type[Warning]) -> None:
     """Warns at the line of the user's that called into fastpatch, through however many frames of ours."""
     level = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import _build, _switch
+from . import _build, _switch, _verify
 from ._counts import Report
 from .targets import TARGETS, Explanation, Guard, Target  # noqa: F401 (Guard is one of fastpatch's public names)
 from .targets._explanation import ENVIRONMENT, LIBRARY, PLATFORM, SELF_TEST, SWITCH, UNKNOWN, refused_first
@@ -25,8 +25,15 @@ def report() -> Report:
             lines.setdefault(name, {})[reason] = line
     sentences = {code: sentence for code, (sentence, _) in _native.reasons().items()}
     advice = {code: advice for code, (_, advice) in _native.reasons().items()}
-    kept = _native.loss_kept_memory()
-    return Report(counts, sentences, kept, first_lines=lines, on_cuda=on_cuda, _advice=advice)
+    return Report(
+        counts,
+        sentences,
+        _native.loss_kept_memory(),
+        first_lines=lines,
+        on_cuda=on_cuda,
+        verified={name: number for name in TARGETS if (number := _verify.checked[name])},
+        _advice=advice,
+    )
 
 
 def reset_report() -> None:
@@ -35,6 +42,7 @@ def reset_report() -> None:
         from . import _native
 
         _native.reset_counts()
+        _verify.checked.clear()
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

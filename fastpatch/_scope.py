@@ -8,7 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ._switch import INHERIT, NAMES, OFF, ON, STRICT, Scopes, check_strict, checked, granted, hold, ready, scopes
+from ._proof import INHERIT, OFF, ON, STRICT, Scopes, scopes
+from ._switch import NAMES, check_strict, check_verify, checked, granted, hold, ready, want_verification
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -29,18 +30,18 @@ class Scope:
         self._targets = checked(self._word, targets)
         self._entered: list[tuple[list[int], tuple[str, ...]]] = []  # in any context, not ended yet
 
-    def _begin(self) -> tuple[tuple[str, ...], int]:
-        """The names whose switch this scope really sets, and that switch."""
+    def _begin(self) -> tuple[tuple[str, ...], int, float]:
+        """The names whose switch this scope really sets, that switch, and the rate of verification."""
         raise NotImplementedError
 
     def _hold(self, names: tuple[str, ...], change: int) -> None:
         """Counts this scope among those that turn the targets on."""
 
     def __enter__(self) -> None:
-        names, switch = self._begin()
+        names, switch, rate = self._begin()
         switches = [switch if name in names else INHERIT for name in NAMES]
         self._hold(names, +1)
-        scopes.set((switches, _open(scopes.get())))
+        scopes.set((switches, _open(scopes.get()), rate))
         self._entered.append((switches, names))
 
     def __exit__(
@@ -103,9 +104,11 @@ class enabled(Scope):
     Args:
         targets: names out of ``fastpatch.targets()``; none means all.
         strict: see ``enable``.
+        verify: see ``enable``; in the scope it counts in place of the process's.
 
     Raises:
-        ValueError: an unknown target; on entering, an environment variable of ours with a value that means nothing.
+        ValueError: an unknown target, or ``verify`` outside its range; on entering, an environment variable of ours
+            with a value that means nothing.
         BuildError: on entering with ``strict``, if the native library can't be had.
 
     Example:
@@ -117,20 +120,25 @@ class enabled(Scope):
 
     _word = "enabled"
 
-    def __init__(self, *targets: str, strict: bool = False) -> None:
+    def __init__(self, *targets: str, strict: bool = False, verify: float = 0.0) -> None:
         super().__init__(targets)
         check_strict(self._word, strict)
+        check_verify(self._word, verify)
         self._strict = strict
+        self._verify = verify
 
-    def _begin(self) -> tuple[tuple[str, ...], int]:
-        names, strict = granted(self._targets, self._strict)
-        return ready(names, strict), STRICT if strict else ON
+    def _begin(self) -> tuple[tuple[str, ...], int, float]:
+        names, strict, verify = granted(self._targets, self._strict, self._verify)
+        names = ready(names, strict)
+        if names:
+            want_verification(verify)
+        return names, STRICT if strict else ON, float(verify)
 
     def _hold(self, names: tuple[str, ...], change: int) -> None:
         hold(names, change)
 
     def _again(self) -> enabled:
-        return enabled(*self._targets, strict=self._strict)
+        return enabled(*self._targets, strict=self._strict, verify=self._verify)
 
 
 class disabled(Scope):
@@ -150,8 +158,8 @@ class disabled(Scope):
     def __init__(self, *targets: str) -> None:
         super().__init__(targets)
 
-    def _begin(self) -> tuple[tuple[str, ...], int]:
-        return self._targets, OFF
+    def _begin(self) -> tuple[tuple[str, ...], int, float]:
+        return self._targets, OFF, 0.0
 
     def _again(self) -> disabled:
         return disabled(*self._targets)

@@ -9,27 +9,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
-from typing import Any, TypeVar
+from functools import partial
 
 import torch
 
-from . import _build, _environment
+from . import _build, _environment, _verify
 from ._errors import BuildError, FallbackError, NativeBuildWarning, warn_user
 from ._locks import fork_safe
-from .targets import DTYPES, TARGETS, Target
+from ._proof import OFF, ON, STRICT, differences_on, differs, scopes
+from .targets import TARGETS
 
 _log = logging.getLogger("fastpatch")
-
-# The switches of csrc/entry.h.
-INHERIT, OFF, ON, STRICT, PROOF = range(5)
-
-# None outside every scope, else (switches, enclosing pair or None). A closed scope's switches are all INHERIT, so
-# it has no effect even in a context where it could not be taken off the stack.
-Scopes = tuple[list[int], Any]
-scopes: ContextVar[Scopes | None] = ContextVar("fastpatch_scopes", default=None)
 
 NAMES = tuple(TARGETS)
 
@@ -38,6 +28,7 @@ NAMES = tuple(TARGETS)
 _lock = fork_safe(threading.RLock)
 _set_up_lock = fork_safe(threading.RLock)
 _process: dict[str, int] = dict.fromkeys(NAMES, OFF)
+_process_verify: dict[str, float] = dict.fromkeys(NAMES, 0.0)
 _open_scopes: dict[str, int] = dict.fromkeys(NAMES, 0)  # those that turn the target on
 _unfit: dict[str, str] = {}  # targets whose proof failed, and what differed
 _fit: set[str] = set()
@@ -47,19 +38,17 @@ _build_failure: str | None = None
 _warned: set[str] = set()
 first_lines: dict[tuple[str, str], str] = {}  # of a target's fallbacks for a reason, in the user's code
 
-_T = TypeVar("_T")
-
 
 def targets() -> tuple[str, ...]:
     """The names of all targets: ``("smooth_l1_loss", "huber_loss", "sgd")``."""
     return NAMES
 
 
-def enable(*targets: str, strict: bool = False) -> None:
+def enable(*targets: str, strict: bool = False, verify: float = 0.0) -> None:
     """Turns targets on for the whole process; again is the same as once.
 
-    The environment variables ``FASTPATCH``, ``FASTPATCH_ONLY`` and ``FASTPATCH_STRICT`` have the last word: what they
-    leave out stays off, even if it is named here.
+    The environment variables ``FASTPATCH``, ``FASTPATCH_ONLY``, ``FASTPATCH_STRICT`` and ``FASTPATCH_VERIFY`` have the
+    last word: what they leave out stays off, even if it is named here.
 
     The first call builds the native library if the cache has none for this torch (it says so on stderr, and takes
     about a minute), and proves of each target that the compiled path serves and equals stock bit for bit. A target
@@ -71,9 +60,15 @@ def enable(*targets: str, strict: bool = False) -> None:
             and a failing build raises ``BuildError`` instead of warning. For a step this happens before anything is
             written; only with a closure, or a ``step`` taken before ``enable()``, earlier parameter groups are updated
             by then. The last ``enable`` of a target decides.
+        verify: the share of served calls, from 0 to 1, that PyTorch runs too, on copies, to compare every bit (of a
+            mean or sum on a GPU: whether it is within its bound). If one differs, the call gets PyTorch's result, the
+            target is off for the rest of the process, and a ``DifferenceWarning`` names a script that reproduces it.
+            Costs nothing when 0; a checked call takes several times as long, and memory for two copies of its tensors.
 
     Raises:
-        ValueError: an unknown target, or an environment variable of ours with a value that means nothing.
+        ValueError: an unknown target, ``verify`` outside its range, or an environment variable of ours with a value
+            that means nothing.
+        TypeError: ``strict`` or ``verify`` of another type.
         BuildError: with ``strict``, if the native library can't be had.
 
     Example:
@@ -82,16 +77,20 @@ def enable(*targets: str, strict: bool = False) -> None:
     """
     names = checked("enable", targets)
     check_strict("enable", strict)
-    names, strict = granted(names, strict)
+    check_verify("enable", verify)
+    names, strict, verify = granted(names, strict, verify)
     if len(names) < len(targets) or not names:
         _log_forbidden(targets or NAMES)
     fit = ready(names, strict)
     with _lock:
         for name in fit:
             _process[name] = STRICT if strict else ON
+            _process_verify[name] = verify
         if fit:
+            want_verification(verify)
             _apply(fit)
-            _log.info("%s on%s", ", ".join(fit), " (strict)" if strict else "")
+            options = " (strict)" * strict + f" (verify {verify:g})" * (verify > 0)
+            _log.info("%s on%s", ", ".join(fit), options)
 
 
 def disable(*targets: str) -> None:
@@ -129,7 +128,7 @@ def is_enabled(target: str | None = None) -> bool:
 
 def switch_here(name: str) -> int:
     """The switch that decides for a target in this context."""
-    if not _is_set_up:
+    if not _is_set_up or name in _unfit:
         return OFF
     from . import _native
 
@@ -147,7 +146,7 @@ def failure(name: str) -> str | None:
 
 
 def failed_self_test(name: str) -> bool:
-    """Is it the target's self-test that failed, rather than the build?"""
+    """Is it the target's self-test that failed, or a verified call that differed, rather than the build?"""
     return name in _unfit
 
 
@@ -169,10 +168,40 @@ def check_strict(function: str, strict: bool) -> None:
         raise TypeError(f"fastpatch.{function}: strict must be True or False, not {strict!r}")
 
 
-def granted(names: tuple[str, ...], strict: bool) -> tuple[tuple[str, ...], bool]:
-    """What the environment leaves of a request to turn targets on."""
+def check_verify(function: str, verify: float) -> None:
+    text = f"fastpatch.{function}: verify must be a number from 0 to 1, the share of calls to check, not {verify!r}"
+    if isinstance(verify, bool) or not isinstance(verify, (int, float)):
+        raise TypeError(text)
+    if not 0 <= verify <= 1:
+        raise ValueError(text)
+
+
+def granted(names: tuple[str, ...], strict: bool, verify: float) -> tuple[tuple[str, ...], bool, float]:
+    """What the environment leaves, or makes, of a request to turn targets on."""
     settings = _environment.read(NAMES)
-    return tuple(name for name in names if settings.forbids(name) is None), strict or settings.strict
+    left = tuple(name for name in names if settings.forbids(name) is None)
+    return left, strict or settings.strict, verify if settings.verify is None else settings.verify
+
+
+def want_verification(rate: float) -> None:
+    """Before a rate is in force anywhere: until then the native library doesn't look for one."""
+    if rate > 0:
+        from . import _native
+
+        _native.want_verification()
+
+
+def leave_to_stock(name: str, why: str) -> bool:
+    """Takes a target off for the rest of the process, in every scope. False if that had been done."""
+    with _lock:
+        if name in _unfit:
+            return False
+        _fit.discard(name)
+        _unfit[name] = why
+        _warned.add(why)  # the caller says it
+        _process[name] = OFF
+        _apply((name,))
+        return True
 
 
 def forbidden(name: str) -> str | None:
@@ -220,7 +249,7 @@ def _ready(names: tuple[str, ...], strict: bool) -> tuple[str, ...]:
         return ()
     for name in names:
         if name not in _fit and name not in _unfit:
-            difference = _proof(TARGETS[name])
+            difference = differs(TARGETS[name])
             if difference is None:
                 _fit.add(name)
             else:
@@ -236,7 +265,8 @@ def _set_up() -> None:
     global _is_set_up
     if not _is_set_up:
         native = _build.load()
-        native.setup(scopes, FallbackError, prove_on_cuda, _take_first_fallback, NAMES)
+        verify = partial(_verify.begin, leave_to_stock)
+        native.setup(scopes, FallbackError, prove_on_cuda, _take_first_fallback, verify, NAMES)
         _is_set_up = True
 
 
@@ -249,7 +279,7 @@ def prove_on_cuda(name: str, index: int) -> None:
         if torch.cuda.is_current_stream_capturing():
             return  # what a proof does must not come into the user's graph
         try:
-            differences = _proofs_on(torch.device("cuda", index), name)
+            differences = differences_on(torch.device("cuda", index), TARGETS[name])
         except Exception as error:  # whatever it is, the script goes on with stock
             differences = {"all": f"{type(error).__name__}: {error}"}
         _take_proofs(name, index, differences)
@@ -266,68 +296,9 @@ def _take_proofs(name: str, index: int, differences: dict[str, str | None]) -> N
         _warn_once(text)
 
 
-def _proofs_on(device: torch.device, name: str) -> dict[str, str | None]:
-    """For each served dtype what differs from stock, None if nothing does."""
-    from . import _native
-
-    def prove() -> dict[str, str | None]:
-        scopes.set(([PROOF] * len(NAMES), None))
-        _native.set_proving(True)
-        own: AbstractContextManager[Any] = nullcontext()
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # leaving the stream would else make a context on the first GPU
-            # A stream that waits for no other one: some other may wait for this very thread.
-            own = torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-        with own:
-            return {str(dtype).removeprefix("torch."): _proof_in(TARGETS[name], device, dtype) for dtype in DTYPES}
-
-    return _in_fresh_thread(prove)
-
-
-def _proof_in(target: Target, device: torch.device, dtype: torch.dtype) -> str | None:
-    try:
-        return target.prove_on(device, dtype)
-    except Exception as error:  # whatever it is, the script goes on with stock
-        return f"{type(error).__name__}: {error}"
-
-
 def _take_first_fallback(name: str, reason: str, line: str) -> None:
     first_lines[name, reason] = line
     _log.debug("%s went to PyTorch (%s) at %s", name, reason, line)
-
-
-def _proof(target: Target) -> str | None:
-    def prove() -> str | None:
-        scopes.set(([PROOF] * len(NAMES), None))
-        try:
-            target.prepare()
-            return target.prove()
-        except FallbackError as error:
-            return f"a call was refused ({error.reason})"
-
-    try:
-        return _in_fresh_thread(prove)
-    except Exception as error:  # whatever it is, the script goes on with stock
-        return f"{type(error).__name__}: {error}"
-
-
-def _in_fresh_thread(function: Callable[[], _T]) -> _T:
-    """Runs in a thread of its own: whatever mode, autocast or inference the caller is in, that one is in none."""
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.extend((function(), None))
-        except BaseException as error:
-            outcome.extend((None, error))
-
-    thread = threading.Thread(target=run, name="fastpatch-self-test", daemon=True)
-    thread.start()
-    thread.join()
-    value, error = outcome
-    if error is not None:
-        raise error
-    return value  # type: ignore[no-any-return]
 
 
 def _apply(names: tuple[str, ...]) -> None:
@@ -337,7 +308,8 @@ def _apply(names: tuple[str, ...]) -> None:
     complaints = []
     for name in names:
         _native.set_switch(name, _process[name])
-        wanted = _process[name] != OFF or _open_scopes[name] > 0
+        _native.set_verify_rate(name, _process_verify[name])
+        wanted = name not in _unfit and (_process[name] != OFF or _open_scopes[name] > 0)
         TARGETS[name].switched(wanted)
         for point in TARGETS[name].points:
             if not wanted:

@@ -250,6 +250,16 @@ def test_cache_list_of_nothing(capsys, fresh):
     assert command(capsys, "cache", "list")[1].endswith("none of them is for this environment\n")
 
 
+def test_cache_list_counts_reproductions_and_clear_leaves_them(capsys, fresh):
+    (fresh / "differences").mkdir()
+    for name in ("sgd-1.py", "sgd-1.pt", "sgd-2.py", "sgd-2.pt"):
+        (fresh / "differences" / name).touch()
+    told = f"2 differences from stock, to report: {fresh / 'differences'}"
+    assert command(capsys, "cache", "list")[1].splitlines() == [str(fresh), told, "nothing has been compiled"]
+    assert command(capsys, "cache", "clear")[0] == 0
+    assert len(list((fresh / "differences").iterdir())) == 4
+
+
 def test_cache_clear_removes_what_is_ours_and_nothing_else(capsys, filled):
     mixed = make_entry(filled, "torch-2.10.0-cp-0123456789abcdef", torch="2.10.0")
     for name in ("notes.txt", "native-01234567.so.bak", "native-x.json"):

@@ -138,6 +138,9 @@ def test_ctrl_c_ends_it_as_it_ends_python(folder):
         (["--exclude", "sgd,huber_loss,smooth_l1_loss", "facts.py"], ["no target is left", "--exclude", "'sgd'"]),
         (["--only=sgd", "--exclude=sgd", "facts.py"], ["no target is left", "--only=sgd --exclude=sgd"]),
         (["--only"], ["--only must be followed by names of targets"]),
+        (["--verify", "1.5", "facts.py"], ["--verify '1.5' must be a number from 0 to 1"]),
+        (["--verify=often", "facts.py"], ["--verify 'often' must be a number from 0 to 1"]),
+        (["--verify"], ["--verify must be followed by a share of calls"]),
         (["-m"], ["-m must be followed by a module"]),
         (["--strict", "doctor"], ["'doctor' is a sub-command", "--strict", "./doctor", "-- doctor"]),
         (["--report", "no_such/report.json", "facts.py"], ["'no_such/report.json'", "there is no folder"]),
@@ -160,6 +163,7 @@ def test_a_mistake_is_quoted_and_nothing_runs(folder, arguments, words):
         ("FASTPATCH", "off", "0 (everything off) or 1"),
         ("FASTPATCH_ONLY", "sgd;huber_loss", "'huber_loss'"),
         ("FASTPATCH_STRICT", "yes", "0 or 1"),
+        ("FASTPATCH_VERIFY", "2", "a number from 0 to 1"),
         ("FASTPATCH_LOG", "loud", "debug, info, warning, error"),
     ],
 )

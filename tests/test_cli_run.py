@@ -124,6 +124,15 @@ def test_options_hold_for_what_the_script_does_too(tmp_path, options, variables,
     assert done.stderr == (f"fastpatch: INFO: {logged}\n" * 2 if logged else "")  # for us, and for the script
 
 
+def test_verify_holds_for_child_processes_and_what_the_script_does(tmp_path, run):
+    text = f"{HEAD}\nimport fastpatch, subprocess\nfastpatch.enable()\ncalls(3)\n" + (
+        "if len(sys.argv) == 1:\n    subprocess.run([sys.executable, __file__, 'child'], check=True)"
+    )
+    done, report = run(text, "--verify", "1")
+    assert done.returncode == 0, done.stderr
+    assert report["verified"] == {"smooth_l1_loss": 6}
+
+
 def test_switched_off(tmp_path):
     done = must(cli("--report", "-c", f"{HEAD}\ncalls(2)", folder=tmp_path, FASTPATCH="0"))
     assert done.stderr.splitlines()[-1] == "FASTPATCH=0 switched everything off"

@@ -9,9 +9,9 @@ import torch
 from _scripts import run_text
 
 import fastpatch
-from fastpatch import _switch
+from fastpatch import _proof, _switch
 from fastpatch.targets import DTYPES, TARGETS
-from fastpatch.targets._loss import loss_differs
+from fastpatch.targets._loss_bounds import loss_differs
 
 CPU = torch.device("cpu")
 NAMES = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
@@ -25,7 +25,7 @@ def _set_up() -> None:
 
 @pytest.mark.parametrize("target", fastpatch.targets())
 def test_what_is_sound_passes(target: str) -> None:
-    assert _switch._proofs_on(CPU, target) == dict.fromkeys(NAMES)
+    assert _proof.differences_on(CPU, TARGETS[target]) == dict.fromkeys(NAMES)
     assert fastpatch.report().to_dict()[target] == {"fast": 0, "fallback": {}}
 
 
@@ -39,7 +39,7 @@ def test_a_loss_that_differs_is_found(target: str, what: str, monkeypatch: pytes
         return torch.nextafter(result, result + 1) if result.dtype == torch.float16 else result
 
     monkeypatch.setattr(TARGETS[target], what, off_by_a_bit)
-    found = _switch._proofs_on(CPU, target)
+    found = _proof.differences_on(CPU, TARGETS[target])
     part = "loss" if what == "_operator" else "gradient"
     assert found["float16"] is not None and found["float16"].startswith(f"the {part} of 7 elements, reduction 0")
     assert [name for name, difference in found.items() if difference is not None] == ["float16"]
@@ -61,7 +61,7 @@ def test_a_step_that_differs_is_found(call: int, told: str, monkeypatch: pytest.
         return results
 
     monkeypatch.setattr(TARGETS["sgd"], "_run", off_by_a_bit)
-    found = _switch._proofs_on(CPU, "sgd")
+    found = _proof.differences_on(CPU, TARGETS["sgd"])
     assert found["float32"] == f"a parameter, gradient or momentum buffer, {told}"
     assert found["float64"] is None
 
@@ -71,7 +71,7 @@ def test_an_error_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no kernel image is available for execution on the device")
 
     monkeypatch.setattr(TARGETS["sgd"], "_run", no_kernel)
-    assert _switch._proofs_on(CPU, "sgd")["float32"] == (
+    assert _proof.differences_on(CPU, TARGETS["sgd"])["float32"] == (
         "RuntimeError: no kernel image is available for execution on the device"
     )
 
@@ -89,13 +89,13 @@ def test_a_self_test_that_cannot_run_leaves_the_call_to_stock(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(_switch, "_warned", set())
     monkeypatch.setattr(_switch, "_proven_on", set())
-    monkeypatch.setattr(_switch, "_proofs_on", no_stream)
+    monkeypatch.setattr(_switch, "differences_on", no_stream)
     with pytest.warns(
         fastpatch.NativeBuildWarning, match=r"leaves 'sgd' on cuda:5 to PyTorch.*RuntimeError: no stream"
     ):
         _switch.prove_on_cuda("sgd", 5)
     _switch.prove_on_cuda("sgd", 5)  # a thread that came second makes none
-    assert taken == [(torch.device("cuda", 5), "sgd"), ("sgd", 5, ())]
+    assert taken == [(torch.device("cuda", 5), TARGETS["sgd"]), ("sgd", 5, ())]
 
 
 def test_a_failure_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:

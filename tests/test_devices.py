@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastpatch
-from fastpatch.targets._loss import sum_bound
+from fastpatch.targets._loss_bounds import sum_bound
 
 NO_GPU = not torch.cuda.is_available()
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_GPU, reason="there is no CUDA GPU")))

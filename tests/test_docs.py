@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import fastpatch
-from fastpatch import _switch
+from fastpatch import _proof
 from fastpatch.targets._explanation import ADVICE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,11 +61,11 @@ def test_the_readme_shows_the_true_report() -> None:
     assert output("target                   fast").partition("\n>>> ")[0] == str(report)
 
 
-def test_switches_are_those_of_the_compiled_side() -> None:
+def test_proofes_are_those_of_the_compiled_side() -> None:
     header = (ROOT / "fastpatch/csrc/entry.h").read_text()
     values = dict(re.findall(r"(\w+) = (\d)", re.search(r"enum class Switch[^{]*{([^}]*)}", header)[1]))
     for name, value in values.items():
-        assert getattr(_switch, name.upper()) == int(value)
+        assert getattr(_proof, name.upper()) == int(value)
 
 
 def test_readme_links_exist() -> None:

@@ -91,6 +91,8 @@ def test_setting(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
             call()
     else:
         call()
+    if name == "FASTPATCH_VERIFY":
+        assert _environment.read(fastpatch.targets()).verify == float(value)
     if name == "FASTPATCH_LOG":
         assert logging.getLogger("fastpatch").level == getattr(logging, value.upper())
 

@@ -1,4 +1,4 @@
-"""FASTPATCH, FASTPATCH_ONLY, FASTPATCH_STRICT and FASTPATCH_LOG: what they forbid stays off, whoever asks."""
+"""FASTPATCH, FASTPATCH_ONLY, FASTPATCH_STRICT, FASTPATCH_VERIFY and FASTPATCH_LOG: what they forbid stays off, whoever asks."""
 
 import io
 import json
@@ -146,6 +146,9 @@ BAD = [
     ("FASTPATCH_ONLY", "sdg", "unknown target 'sdg'; targets are 'smooth_l1_loss', 'huber_loss', 'sgd'"),
     ("FASTPATCH_ONLY", ",", "unknown target ''"),
     ("FASTPATCH_STRICT", "true", "must be 0 or 1"),
+    ("FASTPATCH_VERIFY", "-0.5", "must be a number from 0 to 1, the share of calls to check"),
+    ("FASTPATCH_VERIFY", "nan", "must be a number from 0 to 1"),
+    ("FASTPATCH_VERIFY", "1%", "must be a number from 0 to 1"),
     ("FASTPATCH_LOG", "verbose", "must be one of debug, info, warning, error"),
 ]
 

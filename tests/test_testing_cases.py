@@ -263,9 +263,12 @@ def test_all_that_is_noted_is_compared(change: Callable[..., None], found: str) 
     assert str(compare("sgd", run).difference).startswith(found)
 
 
-@pytest.mark.parametrize("name", ["_operands", "_compare", "_loss_call", "_sgd_run", "_runner", "strategies"])
+@pytest.mark.parametrize(
+    "name",
+    ["_difference", *(f"testing.{name}" for name in ("_operands", "_loss_call", "_sgd_run", "_runner", "strategies"))],
+)
 def test_examples_in_docstrings(name: str) -> None:
-    done = doctest.testmod(importlib.import_module(f"fastpatch.testing.{name}"))
+    done = doctest.testmod(importlib.import_module(f"fastpatch.{name}"))
     assert done.attempted and not done.failed
 
 

@@ -110,10 +110,14 @@ def _newest_manifest(entry: Path) -> dict[str, Any]:
 
 def show() -> int:
     """``cache list``"""
-    from .. import _cache
+    from .. import _cache, _reproduction
 
     found = list(entries())
     print(_cache.cache_dir())
+    if number := len(list(_reproduction.folder().glob("*.py"))):
+        print(
+            f"{number} {'difference' if number == 1 else 'differences'} from stock, to report: {_reproduction.folder()}"
+        )
     if not found:
         print("nothing has been compiled")
         return 0

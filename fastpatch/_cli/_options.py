@@ -34,6 +34,7 @@ options:
   --strict             make a call that can't be served an error
   --report             print on stderr at the end what was served
   --report FILE.json   write it there; --report=FILE takes any name
+  --verify RATE        compare this share, 0 to 1, of the served calls with stock
   -v, --verbose        log on stderr what fastpatch does; -vv says more
   --version            print the version
   -h, --help           print this text
@@ -53,6 +54,7 @@ class Request:
 
     Attributes:
         only: the targets to turn on; None leaves it to the environment.
+        verify: the share of served calls to check; None leaves it to the environment.
         verbose: how many times ``-v`` was given.
         report: whether a report is wanted at the end.
         report_file: where to write it; None prints it.
@@ -61,6 +63,7 @@ class Request:
     program: Program
     only: tuple[str, ...] | None = None
     strict: bool = False
+    verify: float | None = None
     verbose: int = 0
     report: bool = False
     report_file: str | None = None
@@ -119,12 +122,18 @@ class _Parser:
             except ValueError as error:
                 raise Mistake(str(error)) from None
             (self._only if name == "--only" else self._excluded).update(chosen)
+        elif name == "--verify":
+            text = value if equals else self._value(name, "a share of calls")
+            try:
+                self.request.verify = _environment.rate(text, f"{name} {text!r}")
+            except ValueError as error:
+                raise Mistake(str(error)) from None
         elif word == "--strict":
             self.request.strict = True
         elif word in ("-v", "-vv", "--verbose"):
             self.request.verbose += 2 if word == "-vv" else 1
         else:
-            valid = "--only, --exclude, --strict, --report, -v, --verbose, --version, -h, --help, -m, -c, --"
+            valid = "--only, --exclude, --strict, --report, --verify, -v, --verbose, --version, -h, --help, -m, -c, --"
             raise Mistake(f"unknown option {word!r}; options are {valid}")
 
     def _value(self, option: str, what: str) -> str:

@@ -38,6 +38,8 @@ def _settings(request: Request) -> _environment.Settings:
         os.environ[_environment.ONLY] = ",".join(request.only)
     if request.strict:
         os.environ[_environment.STRICT] = "1"
+    if request.verify is not None:
+        os.environ[_environment.VERIFY] = repr(request.verify)
     if request.verbose:
         os.environ[_environment.LOG] = "info" if request.verbose == 1 else "debug"
     try:

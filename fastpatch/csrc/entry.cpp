@@ -23,8 +23,8 @@ void free_entry(PyObject* capsule) {
   delete entry;
 }
 
-// The value of the context variable is None or a pair (switches: list of int, enclosing pair or None).
-Switch scope_switch(size_t index) {
+// The value of the context variable is None or (switches: list of int, enclosing one or None, rate of verification).
+Switch scope_switch(size_t index, double* verify_rate = nullptr) {
   PyObject* scope = nullptr;
   if (scope_variable == nullptr || PyContextVar_Get(scope_variable, nullptr, &scope) < 0 || scope == nullptr) {
     PyErr_Clear();
@@ -35,6 +35,9 @@ Switch scope_switch(size_t index) {
     PyObject* switches = PyTuple_GET_ITEM(at, 0);
     if (static_cast<Py_ssize_t>(index) < PyList_GET_SIZE(switches)) {
       found = static_cast<Switch>(PyLong_AsLong(PyList_GET_ITEM(switches, static_cast<Py_ssize_t>(index))));
+    }
+    if (verify_rate != nullptr) {
+      *verify_rate = PyFloat_AsDouble(PyTuple_GET_ITEM(at, 2));
     }
   }
   Py_DECREF(scope);
@@ -65,6 +68,11 @@ Target* find_target(PyObject* name) {
 Switch Target::state() const {
   const Switch scoped = scope_switch(index);
   return scoped == Switch::inherit ? process.load(std::memory_order_relaxed) : scoped;
+}
+
+double Target::verify_rate() const {
+  double scoped = 0;
+  return scope_switch(index, &scoped) == Switch::inherit ? process_verify_rate.load(std::memory_order_relaxed) : scoped;
 }
 
 PyObject* Target::raise_fallback(Reason reason) const {

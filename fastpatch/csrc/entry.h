@@ -49,11 +49,14 @@ struct Target {
   // After a call was refused as unproven: makes the proof on its device, if it wasn't made yet. Is it worth judging the
   // call again? May set a Python error.
   bool prove_on_cuda() const;
+  // Of what share of the served calls is checked against stock, here and now: see verification.h.
+  double verify_rate() const;
 
   const char* name;
   CudaProofs& cuda;
   size_t index = 0;  // into a scope's list of switches
   std::atomic<Switch> process{Switch::off};
+  std::atomic<double> process_verify_rate{0.0};
   std::atomic<int64_t> fast{0};
   std::atomic<int64_t> fast_on_cuda{0};
   std::atomic<int64_t> fallback[static_cast<int>(Reason::count)]{};

@@ -40,24 +40,6 @@ bool computes_in(at::ScalarType dtype, const LossGradientCall& call) {
          promotes(target);
 }
 
-// May our kernel compute this gradient? Only contiguous operands: stock's gradient is always contiguous, and over
-// other layouts it runs its scalar formula.
-bool is_served(const LossGradientCall& call) {
-  const at::Tensor& grad = *call.grad_output;
-  const at::Tensor& input = *call.input;
-  const at::Tensor& target = *call.target;
-  for (const at::Tensor* tensor : {&grad, &input, &target}) {
-    if (check_tensor_anywhere(*tensor) != Reason::served || tensor->is_cuda() != input.is_cuda()) {
-      return false;
-    }
-  }
-  return check_thread() == Reason::served && input.numel() > 0 && input.is_contiguous() && target.is_contiguous() &&
-         input.sizes() == target.sizes() && check_storage(input, target) == Reason::served &&
-         computes_in(grad.scalar_type(), call) && (grad.dim() == 0 || grad.sizes() == input.sizes()) &&
-         (is_one_value(grad) || grad.is_contiguous()) && check_storage(grad, grad) == Reason::served &&
-         (!input.is_cuda() || is_gradient_served_on_cuda(call));
-}
-
 // Operands and results of other types than T go through here, a block at a time.
 template <class T>
 struct Block {
@@ -134,8 +116,25 @@ class GradientLoop {
 
 }  // namespace
 
+// Only contiguous operands: stock's gradient is always contiguous, and over other layouts it runs its scalar formula.
+bool is_gradient_served(const LossGradientCall& call) {
+  const at::Tensor& grad = *call.grad_output;
+  const at::Tensor& input = *call.input;
+  const at::Tensor& target = *call.target;
+  for (const at::Tensor* tensor : {&grad, &input, &target}) {
+    if (check_tensor_anywhere(*tensor) != Reason::served || tensor->is_cuda() != input.is_cuda()) {
+      return false;
+    }
+  }
+  return check_thread() == Reason::served && input.numel() > 0 && input.is_contiguous() && target.is_contiguous() &&
+         input.sizes() == target.sizes() && check_storage(input, target) == Reason::served &&
+         computes_in(grad.scalar_type(), call) && (grad.dim() == 0 || grad.sizes() == input.sizes()) &&
+         (is_one_value(grad) || grad.is_contiguous()) && check_storage(grad, grad) == Reason::served &&
+         (!input.is_cuda() || is_gradient_served_on_cuda(call));
+}
+
 at::Tensor loss_gradient(const LossGradientCall& call) {
-  if (!is_served(call)) {
+  if (!is_gradient_served(call)) {
     return loss_of(call.name).stock_gradient(
         *call.grad_output, *call.input, *call.target, call.reduction, call.threshold);
   }

@@ -22,10 +22,8 @@ struct LossNode final : public StockNode {
     if (!grads[0].defined() || at::GradMode::is_enabled()) {
       return StockNode::apply(std::move(grads));
     }
-    const std::lock_guard<std::mutex> lock(this->mutex_);
     // Once only: a hook on a saved tensor must not run twice.
-    const at::Tensor input = this->self_.unpack();
-    const at::Tensor target = this->target_.unpack();
+    const auto [input, target] = unpack();
     variable_list gradients(2);
     if (this->task_should_compute_output(0)) {
       gradients[0] = gradient(grads[0], input, target);
@@ -36,9 +34,17 @@ struct LossNode final : public StockNode {
     return gradients;
   }
 
+  at::Tensor (*gradient_of)(const LossGradientCall&) = loss_gradient;
+
  private:
+  std::pair<at::Tensor, at::Tensor> unpack() {
+    const std::lock_guard<std::mutex> lock(this->mutex_);
+    return {this->self_.unpack(), this->target_.unpack()};
+  }
+
+  // Without the lock: a thread that holds the GIL may wait for that, and verifying waits for the GIL.
   at::Tensor gradient(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& target) {
-    return loss_gradient({loss, &grad, &input, &target, this->reduction, this->*threshold});
+    return gradient_of({loss, &grad, &input, &target, this->reduction, this->*threshold});
   }
 };
 
@@ -67,6 +73,7 @@ at::Tensor record(const LossCall& call, double StockNode::* threshold) {
   node->set_next_edges(torch::autograd::collect_next_edges(input, target));
   node->*threshold = call.threshold;
   node->reduction = call.reduction;
+  node->gradient_of = call.gradient;
   node->self_ = torch::autograd::SavedVariable(input, /*is_output=*/false);
   node->target_ = torch::autograd::SavedVariable(target, /*is_output=*/false);
   LossCall of_saved = call;

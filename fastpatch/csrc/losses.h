@@ -61,6 +61,21 @@ enum class LossName {
 
 const Loss& loss_of(LossName name);
 
+// The gradient of input; that of target is the one with operands exchanged.
+struct LossGradientCall {
+  LossName name;
+  const at::Tensor* grad_output;
+  const at::Tensor* input;
+  const at::Tensor* target;
+  int64_t reduction;
+  double threshold;
+};
+
+at::Tensor loss_gradient(const LossGradientCall& call);
+
+// Is it ours, or stock's kernel's?
+bool is_gradient_served(const LossGradientCall& call);
+
 struct LossCall {
   LossName name;
   const at::Tensor* input;
@@ -73,6 +88,7 @@ struct LossCall {
   bool casts_input = false;
   bool casts_target = false;
   bool same_order = true;
+  at::Tensor (*gradient)(const LossGradientCall&) = loss_gradient;  // or what checks it too
   Asked asked;
 };
 
@@ -87,18 +103,6 @@ bool is_recorded(const at::Tensor& input, const at::Tensor& target);
 
 // The same without autograd.
 at::Tensor loss_value(const LossCall& call);
-
-// The gradient of input; that of target is the one with operands exchanged.
-struct LossGradientCall {
-  LossName name;
-  const at::Tensor* grad_output;
-  const at::Tensor* input;
-  const at::Tensor* target;
-  int64_t reduction;
-  double threshold;
-};
-
-at::Tensor loss_gradient(const LossGradientCall& call);
 
 // What of the above is different on CUDA devices; the operands have passed all checks that are the same.
 Reason check_loss_on_cuda(LossCall* call);

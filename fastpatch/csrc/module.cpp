@@ -3,6 +3,7 @@
 
 #include "entries/entries.h"
 #include "entry.h"
+#include "verification.h"
 
 namespace fastpatch {
 namespace {
@@ -12,8 +13,9 @@ PyObject* setup(PyObject*, PyObject* args) {
   PyObject* error = nullptr;
   PyObject* prove = nullptr;
   PyObject* told = nullptr;
+  PyObject* verify = nullptr;
   PyObject* order = nullptr;
-  if (!PyArg_ParseTuple(args, "OOOOO!", &variable, &error, &prove, &told, &PyTuple_Type, &order)) {
+  if (!PyArg_ParseTuple(args, "OOOOOO!", &variable, &error, &prove, &told, &verify, &PyTuple_Type, &order)) {
     return nullptr;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(order); ++i) {
@@ -27,6 +29,7 @@ PyObject* setup(PyObject*, PyObject* args) {
   set_fallback_error(error);
   set_cuda_prover(prove);
   set_first_fallback(told);
+  Verification::set_verifier(verify);
   Py_RETURN_NONE;
 }
 
@@ -41,6 +44,25 @@ PyObject* set_switch(PyObject*, PyObject* args) {
     return nullptr;
   }
   target->process.store(static_cast<Switch>(state));
+  Py_RETURN_NONE;
+}
+
+PyObject* set_verify_rate(PyObject*, PyObject* args) {
+  PyObject* name = nullptr;
+  double rate = 0;
+  if (!PyArg_ParseTuple(args, "Od", &name, &rate)) {
+    return nullptr;
+  }
+  Target* target = find_target(name);
+  if (target == nullptr) {
+    return nullptr;
+  }
+  target->process_verify_rate.store(rate);
+  Py_RETURN_NONE;
+}
+
+PyObject* want_verification(PyObject*, PyObject*) {
+  Verification::want();
   Py_RETURN_NONE;
 }
 
@@ -158,8 +180,11 @@ PyMethodDef methods[] = {
      setup,
      METH_VARARGS,
      "Takes the context variable of scopes, the type FallbackError, what makes the proof (target, CUDA device), what "
-     "is told of first fallbacks (target, reason, line), and the targets in the order of a scope's switches."},
+     "is told of first fallbacks (target, reason, line), what checks calls (target, kind, *arguments), and the targets "
+     "in the order of a scope's switches."},
     {"set_switch", set_switch, METH_VARARGS, "Sets a target's process-wide switch."},
+    {"set_verify_rate", set_verify_rate, METH_VARARGS, "(target, rate): the process-wide share of calls to check."},
+    {"want_verification", want_verification, METH_NOARGS, "From now on rates of verification are looked at."},
     {"get_switch", get_switch, METH_O, "A target's switch, here and now."},
     {"set_live", set_live, METH_VARARGS, "Whether a patch point's builtin may serve at all."},
     {"is_built_for_cuda", is_built_for_cuda, METH_NOARGS, "Does the library have kernels for CUDA?"},

@@ -26,6 +26,9 @@ class Owned {
   PyObject* get() const {
     return object_;
   }
+  PyObject* release() {
+    return std::exchange(object_, nullptr);
+  }
   explicit operator bool() const {
     return object_ != nullptr;
   }

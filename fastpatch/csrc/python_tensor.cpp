@@ -70,6 +70,12 @@ void show_node_as(const std::type_info& node, PyTypeObject* grad_fn_type) {
   torch::autograd::registerCppFunction(node, grad_fn_type);
 }
 
+void throw_python_error() {
+  python_error error;
+  error.persist();  // the thread state that holds it may be gone before anybody looks
+  throw std::move(error);
+}
+
 PyObject* raise_current_exception() {
   torch::translate_exception_to_python(std::current_exception());
   return nullptr;

@@ -35,6 +35,9 @@ PyObject* wrap(const at::Tensor& tensor);
 // Shows C++ autograd nodes of this type as the Python type `grad_fn_type`.
 void show_node_as(const std::type_info& node, PyTypeObject* grad_fn_type);
 
+// Throws the Python error that is set, for torch to raise where the caller is: autograd's threads have no such place.
+[[noreturn]] void throw_python_error();
+
 // For catch (...): sets the Python error that torch would set, returns nullptr.
 PyObject* raise_current_exception();
 

@@ -19,7 +19,7 @@ FIRST: tuple[Question, ...] = (
     ("there is a native library for this system", ("unsupported_platform",)),
     ("the environment lets the target be on", ("switched_off",)),
     ("the native library could be built and loaded", ("not_built",)),
-    ("the target's self-test found no difference from stock", ("not_built",)),
+    ("its self-test and verified calls found no difference from stock", ("not_built",)),
     ("the target is on in this thread and scope", ("disabled",)),
     ("a patch point sees the call", ("early_bound",)),
 )

@@ -11,6 +11,7 @@ import torch
 from .. import _build
 from .._patching import PatchPoint
 from ._explanation import FIRST, PATCH_POINT, Explanation, Question, judged, refused_first
+from ._replay import Replay
 
 
 def native(name: str, *first: Any) -> Callable[[Any], Any]:
@@ -55,6 +56,10 @@ class Target(ABC):
         autograd: its thread may be the one that waits for this."""
 
     @abstractmethod
+    def replay(self, kind: str, *arguments: Any) -> Replay:
+        """A call that is about to be served, as data: the native library tells what it is given."""
+
+    @abstractmethod
     def owns(self, fn: Any) -> bool:
         """Is ``fn`` something that a user calls and this target may serve?"""
 
@@ -94,13 +99,3 @@ class Target(ABC):
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def bits_differ(stock: Any, ours: Any) -> bool:
-    """Do two floating-point tensors differ in any bit, size, stride or dtype?"""
-    if (stock.shape, stock.stride(), stock.dtype) != (ours.shape, ours.stride(), ours.dtype):
-        return True
-    integers = _INTEGERS[stock.element_size()]
-    return not torch.equal(stock.detach().view(integers), ours.detach().view(integers))

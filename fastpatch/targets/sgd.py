@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch.optim import optimizer as _optimizer
 
+from .._difference import bits_differ
 from .._patching import PatchPoint, StepPatchPoint, is_own_of_torch
 from ._explanation import Explanation, Question
-from ._target import Target, bits_differ, native
+from ._replay import Replay
+from ._sgd_replay import Group, SgdReplay
+from ._target import Target, native
 
 # torch.optim.sgd, the module, is hidden by an attribute of torch.optim in some releases.
 _sgd_module = sys.modules["torch.optim.sgd"]
@@ -129,6 +132,16 @@ class SgdTarget(Target):
                     momentum=0.9, lr=0.1, dampening=0.0 if options["nesterov"] else 0.3, **options,
                 )  # fmt: skip
         return [*params, *grads, *(buffer for buffer in buffers if buffer is not None)]
+
+    def replay(self, kind: str, *arguments: Any) -> Replay:
+        from .. import _native
+
+        ours = _native.sgd_inner(self._function.stock)
+        _native.set_live(ours, True)
+        (given,) = arguments
+        tensors = [tensor for items, _ in given for item in items for tensor in item]
+        groups = [Group(len(items), {**options, "fused": False}) for items, options in given]
+        return SgdReplay(self._function.stock, ours, tensors, groups)
 
     def owns(self, fn: Any) -> bool:
         return self._optimizer_of(fn) is not None or self._function.sees(fn) or self._function.is_original(fn)

@@ -5,8 +5,9 @@
 ``run()`` does the same from Python. It and ``fastpatch.testing.strategies`` need hypothesis; all else here doesn't.
 """
 
+from fastpatch._difference import difference
+
 from ._case import Case
-from ._compare import difference
 from ._comparison import Comparison, compare, memory, note, reproduce
 from ._loss_call import LossCall
 from ._main import main

@@ -13,8 +13,8 @@ import torch
 
 import fastpatch
 
-from ..targets._loss import loss_differs
-from ._compare import difference
+from .._difference import difference
+from ..targets._loss_bounds import loss_differs
 
 Seen = dict[str, Any]
 

@@ -7,6 +7,7 @@
 #include "../thread_state.h"
 #include "entries.h"
 #include "loss_call.h"
+#include "loss_verification.h"
 
 namespace fastpatch {
 namespace {
@@ -72,6 +73,16 @@ PyObject* serve(const ParsedLossCall& parsed, LossTarget& target, Switch state, 
       return nullptr;
     }
   }
+  Verification verification;
+  if (Verification::is_drawn(target, state)) {
+    if (!begin_verification(target, &call, &verification)) {
+      return nullptr;
+    }
+    *reason = check_loss(&call);
+    if (*reason != Reason::served) {
+      return nullptr;
+    }
+  }
   at::Tensor output;
   {
     // A launch waits while a device's queue is full, perhaps for another thread's kernels.
@@ -79,7 +90,9 @@ PyObject* serve(const ParsedLossCall& parsed, LossTarget& target, Switch state, 
     output = loss(call);
   }
   target.count_fast(state, 1, input.is_cuda() ? 1 : 0);
-  return wrap(output);
+  Owned result(wrap(output));
+  const bool done = !verification || verification.end(Py_XNewRef(result.get()));
+  return done ? result.release() : nullptr;
 }
 
 PyObject* travel(PyObject* self, const Arguments& arguments, LossParse parse, bool outer) {

@@ -46,12 +46,6 @@ PyObject* look_up_state(PyObject* states, PyObject* param) {
   return PyDict_GetItemWithError(states, param);
 }
 
-void own_items(OptimizerStep* step) {
-  for (SgdItem& item : step->items) {
-    item.own();
-  }
-}
-
 // The momentum buffer that a parameter's state holds; None where there is none.
 Reason look_up_buffer(PyObject* state, PyObject** buffer) {
   *buffer = Py_None;
@@ -69,7 +63,7 @@ Reason look_up_buffer(PyObject* state, PyObject** buffer) {
 // Reading DTensors runs Python code: all that was read is owned from here on.
 Reason read_dtensors(PyObject* param, PyObject* grad, PyObject* buffer, SgdItem* item, OptimizerStep* step) {
   if (step->sharded.empty()) {
-    own_items(step);
+    step->own();
   }
   ShardedParam sharded{step->items.size(), Owned::borrow(param), Owned::borrow(grad), Owned::borrow(buffer)};
   const Reason reason = read_shards(param, grad, buffer, item, &step->asked);
@@ -128,17 +122,7 @@ Reason read_hyper(PyObject* group, SgdHyper* hyper) {
   if (!PyDict_CheckExact(group)) {
     return Reason::optimizer;
   }
-  const Names& n = names();
-  return parse_hyper(
-      {get(group, n.lr),
-       get(group, n.momentum),
-       get(group, n.dampening),
-       get(group, n.weight_decay),
-       get(group, n.nesterov),
-       get(group, n.maximize),
-       get(group, n.foreach_),
-       get(group, n.fused)},
-      hyper);
+  return parse_hyper(hyper_objects(group), hyper);
 }
 
 Refusal read_group(PyObject* group, OptimizerStep* step) {
@@ -169,7 +153,8 @@ Refusal read_group(PyObject* group, OptimizerStep* step) {
     return {order};
   }
   step->groups.push_back(
-      {hyper,
+      {Owned::borrow(group),
+       hyper,
        {begin, step->items.size()},
        {first_begin, step->first_steps.size()},
        {sharded_begin, step->sharded.size()}});
@@ -189,6 +174,19 @@ Reason read_tensors(const at::Tensor& param, at::Tensor grad, PyObject* buffer, 
     item->buffer = SgdItem::Tensor::borrowed(*exact_tensor(buffer));
   }
   return check_sgd_item(*item, asked);
+}
+
+HyperObjects hyper_objects(PyObject* group) {
+  const Names& n = names();
+  return {
+      get(group, n.lr),
+      get(group, n.momentum),
+      get(group, n.dampening),
+      get(group, n.weight_decay),
+      get(group, n.nesterov),
+      get(group, n.maximize),
+      get(group, n.foreach_),
+      get(group, n.fused)};
 }
 
 Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper) {
@@ -282,7 +280,7 @@ Refusal read_step_once(PyObject* self, OptimizerStep* step) {
     }
   }
   if (lets_others_run(step->items)) {
-    own_items(step);
+    step->own();
   }
   return {};
 }

@@ -20,6 +20,9 @@ struct HyperObjects {
   PyObject* fused;
 };
 
+// Those of a parameter group, which must be a dict.
+HyperObjects hyper_objects(PyObject* group);
+
 Reason parse_hyper(const HyperObjects& objects, SgdHyper* hyper);
 
 // The item of plain tensors, of which `first` is set; buffer may be None. Or why it can't be served.
@@ -32,6 +35,7 @@ struct Places {
 };
 
 struct StepGroup {
+  Owned options;  // the dict
   SgdHyper hyper;
   Places items;  // its parameters with a gradient
   Places first_steps;
@@ -61,6 +65,12 @@ struct OptimizerStep {
   std::vector<FirstStep> first_steps;
   std::vector<ShardedParam> sharded;
   Asked asked;
+
+  void own() {
+    for (SgdItem& item : items) {
+      item.own();
+    }
+  }
 };
 
 // Why a step can't be served as a whole, and where; -1 where it is no single group or parameter.

@@ -13,6 +13,7 @@
 #include "../owned.h"
 #include "sharded.h"
 #include "sgd.h"
+#include "sgd_verification.h"
 
 namespace fastpatch {
 
@@ -84,6 +85,18 @@ const ParameterNames& argument_names() {
   return names;
 }
 
+HyperObjects hyper_of(PyObject* const* bound) {
+  return {
+      bound[lr],
+      bound[momentum],
+      bound[dampening],
+      bound[weight_decay],
+      bound[nesterov],
+      bound[maximize],
+      bound[foreach_] == nullptr ? Py_None : bound[foreach_],
+      bound[fused] == nullptr ? Py_None : bound[fused]};
+}
+
 // Judges all but the single parameters.
 Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper, Asked* asked) {
   asked->ask(SgdGuard::signature);
@@ -113,16 +126,7 @@ Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper, 
     return Reason::differentiable;
   }
   asked->ask(SgdGuard::hyperparameters);
-  reason = parse_hyper(
-      {bound[lr],
-       bound[momentum],
-       bound[dampening],
-       bound[weight_decay],
-       bound[nesterov],
-       bound[maximize],
-       bound[foreach_] == nullptr ? Py_None : bound[foreach_],
-       bound[fused] == nullptr ? Py_None : bound[fused]},
-      hyper);
+  reason = parse_hyper(hyper_of(bound), hyper);
   if (reason != Reason::served) {
     return reason;
   }
@@ -142,9 +146,9 @@ struct Place {
 };
 
 // The lists as they were when the call came: reading DTensors runs Python code.
-class Places {
+class Lists {
  public:
-  Places(PyObject* const* bound, bool has_momentum)
+  Lists(PyObject* const* bound, bool has_momentum)
       : params_(PyList_AsTuple(bound[params])),
         grads_(PyList_AsTuple(bound[grads])),
         buffers_(has_momentum ? PyList_AsTuple(bound[buffers]) : nullptr),
@@ -197,30 +201,30 @@ Reason judge_item(const Place& place, bool has_momentum, SgdItem* item, Asked* a
 }
 
 // Will stock update all parameters as with foreach=True, though nobody asked for it?
-bool stock_chooses_foreach(const Places& places, const SgdHyper& hyper) {
-  for (size_t i = 0; hyper.chooses_foreach && i < places.size(); ++i) {
-    PyObject* const param = places[i].param;
+bool stock_chooses_foreach(const Lists& lists, const SgdHyper& hyper) {
+  for (size_t i = 0; hyper.chooses_foreach && i < lists.size(); ++i) {
+    PyObject* const param = lists[i].param;
     const bool is_plain = exact_tensor(param) != nullptr || is_dtensor(param);
     if (!is_plain || !any_tensor(param).is_cuda()) {
       return false;
     }
   }
-  return hyper.chooses_foreach && places.size() > 0;
+  return hyper.chooses_foreach && lists.size() > 0;
 }
 
 // Hands places [begin, end) to stock, and takes the buffers it made even when it raises half-way.
 bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_ssize_t begin, Py_ssize_t end) {
   const bool part = end - begin < PyList_GET_SIZE(bound[params]);
-  Owned lists[3];
+  Owned parts[3];
   for (const int list : {params, grads, buffers}) {
     const bool whole = list != buffers || has_momentum;
-    lists[list] = Owned(whole ? PyList_GetSlice(bound[list], begin, end) : PyList_New(0));
-    if (!lists[list]) {
+    parts[list] = Owned(whole ? PyList_GetSlice(bound[list], begin, end) : PyList_New(0));
+    if (!parts[list]) {
       return false;
     }
   }
   const Owned keywords(PyDict_New());
-  const Owned positional(PyTuple_Pack(3, lists[0].get(), lists[1].get(), lists[2].get()));
+  const Owned positional(PyTuple_Pack(3, parts[0].get(), parts[1].get(), parts[2].get()));
   if (!keywords || !positional) {
     return false;
   }
@@ -238,7 +242,7 @@ bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_s
   }
   const Owned result(PyObject_Call(stock, positional.get(), keywords.get()));
   for (Py_ssize_t i = begin; has_momentum && i < end && i < PyList_GET_SIZE(bound[buffers]); ++i) {
-    PyObject* made = PyList_GET_ITEM(lists[buffers].get(), i - begin);
+    PyObject* made = PyList_GET_ITEM(parts[buffers].get(), i - begin);
     Py_INCREF(made);
     PyList_SetItem(bound[buffers], i, made);
   }
@@ -249,7 +253,7 @@ bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_s
 bool call_fast(
     Switch state,
     std::vector<SgdItem>& items,
-    const Places& places,
+    const Lists& lists,
     PyObject* made_buffers,
     const SgdHyper& hyper,
     size_t begin,
@@ -257,7 +261,7 @@ bool call_fast(
   std::vector<Owned> made(end - begin);  // the first buffers of DTensors
   for (size_t i = begin; i < end; ++i) {
     if (items[i].is_shard && items[i].first) {
-      made[i - begin] = make_sharded_buffer(places[i].grad, &items[i]);
+      made[i - begin] = make_sharded_buffer(lists[i].grad, &items[i]);
       if (!made[i - begin]) {
         return false;
       }
@@ -266,7 +270,7 @@ bool call_fast(
   sgd_step(items, begin, end, hyper);
   for (size_t i = begin; i < end; ++i) {
     if (items[i].is_shard) {
-      count_versions_of_dtensors(places[i].param, places[i].buffer, items[i], hyper);
+      count_versions_of_dtensors(lists[i].param, lists[i].buffer, items[i], hyper);
     }
     if (items[i].first) {
       Owned& buffer = made[i - begin];
@@ -290,17 +294,17 @@ PyObject* refuse_group(const Entry& entry, Switch state, Reason reason, const Ar
 
 PyObject* serve_places(
     const Entry& entry, Switch state, PyObject* const* bound, SgdHyper hyper, const Arguments& arguments) {
-  const Places places(bound, hyper.has_momentum);
-  if (!places) {
+  const Lists lists(bound, hyper.has_momentum);
+  if (!lists) {
     return nullptr;
   }
-  hyper.foreach = hyper.foreach || stock_chooses_foreach(places, hyper);
-  const size_t n = places.size();
+  hyper.foreach = hyper.foreach || stock_chooses_foreach(lists, hyper);
+  const size_t n = lists.size();
   std::vector<SgdItem> items(n);
   std::vector<Reason> reasons(n);
   Asked asked;
   for (size_t i = 0; i < n; ++i) {
-    reasons[i] = judge_item(places[i], hyper.has_momentum, &items[i], &asked);
+    reasons[i] = judge_item(lists[i], hyper.has_momentum, &items[i], &asked);
     if (PyErr_Occurred()) {
       return nullptr;
     }
@@ -313,28 +317,46 @@ PyObject* serve_places(
   if (order != Reason::served) {
     return refuse_group(entry, state, order, arguments);
   }
+  // Once other code has run tensors may have changed.
+  bool others_ran = false;
+  const auto is_served = [&](size_t i) {
+    if (others_ran && reasons[i] == Reason::served) {
+      reasons[i] = check_sgd_item(items[i], &asked);
+    }
+    return reasons[i] == Reason::served;
+  };
   // In order, in runs: stock's loop is sequential, and an exception must leave what it would leave.
   for (size_t begin = 0, end; begin < n; begin = end) {
-    // After the first run stock's operations (of a subclass, say) ran, or the GIL was released: tensors may have
-    // changed.
-    const auto is_served = [&](size_t i) {
-      if (begin > 0 && reasons[i] == Reason::served) {
-        reasons[i] = check_sgd_item(items[i], &asked);
-      }
-      return reasons[i] == Reason::served;
-    };
     const bool fast = is_served(begin);
     for (end = begin + 1; end < n && is_served(end) == fast; ++end) {
+    }
+    Verification verification;
+    if (fast && Verification::is_drawn(sgd_target, state)) {
+      if (!begin_verification(items, {begin, end}, hyper_of(bound), hyper.foreach, &verification)) {
+        return nullptr;
+      }
+      others_ran = true;
+      size_t i = begin;
+      for (; i < end && is_served(i); ++i) {
+      }
+      if (i < end && begin == 0) {
+        return refuse_group(entry, state, reasons[i], arguments);  // stock may still have all of it
+      }
+      if (i < end) {
+        end = begin;
+        continue;
+      }
     }
     for (size_t i = begin; !fast && i < end; ++i) {
       sgd_target.count_fallback(reasons[i], 1);
     }
     const bool done =
         fast
-            ? call_fast(state, items, places, bound[buffers], hyper, begin, end)
+            ? call_fast(state, items, lists, bound[buffers], hyper, begin, end)
             : call_stock(
                   entry.stock, bound, hyper.has_momentum, static_cast<Py_ssize_t>(begin), static_cast<Py_ssize_t>(end));
-    if (!done) {
+    others_ran = true;
+    if (!done || !end_verification(items, {begin, end}, &verification)) {
       return nullptr;
     }
   }
@@ -374,11 +396,11 @@ PyObject* explain_function(PyObject*, PyObject* args, PyObject* keywords) {
     Reason reason = parse_sgd({args, keywords}, bound, &hyper, &asked);
     Py_ssize_t place = -1;
     if (reason == Reason::served) {
-      const Places places(bound, hyper.has_momentum);
-      hyper.foreach = hyper.foreach || (places && stock_chooses_foreach(places, hyper));
-      std::vector<SgdItem> items(places ? places.size() : 0);
+      const Lists lists(bound, hyper.has_momentum);
+      hyper.foreach = hyper.foreach || (lists && stock_chooses_foreach(lists, hyper));
+      std::vector<SgdItem> items(lists ? lists.size() : 0);
       for (size_t i = 0; reason == Reason::served && i < items.size(); ++i) {
-        reason = judge_item(places[i], hyper.has_momentum, &items[i], &asked);
+        reason = judge_item(lists[i], hyper.has_momentum, &items[i], &asked);
         items[i].own();
         place = static_cast<Py_ssize_t>(i);
       }

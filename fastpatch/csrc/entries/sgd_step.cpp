@@ -7,6 +7,7 @@
 #include "optimizer.h"
 #include "optimizer_facts.h"
 #include "sgd.h"
+#include "sgd_verification.h"
 
 namespace fastpatch {
 namespace {
@@ -37,6 +38,19 @@ bool still_good(const OptimizerStep& step, const StepGroup& group) {
     }
   }
   return true;
+}
+
+// Hands the step over for its check, and reads it again: that runs Python code. False with a Python error set.
+bool begin_check(PyObject* optimizer, OptimizerStep* step, Refusal* refusal, Verification* verification) {
+  step->own();
+  if (!begin_verification(*step, verification)) {
+    return false;
+  }
+  const Asked asked = step->asked;
+  *step = OptimizerStep();
+  step->asked = asked;
+  *refusal = read_step(optimizer, step);
+  return PyErr_Occurred() == nullptr;
 }
 
 // All or nothing was decided; false with a Python error set.
@@ -74,12 +88,18 @@ PyObject* judge_step(const Entry& entry, const Arguments& arguments, PyObject* o
     return arguments.call(entry.stock);
   }
   OptimizerStep step;
-  const Refusal refusal = read_step(optimizer, &step);
+  Refusal refusal = read_step(optimizer, &step);
   if (PyErr_Occurred()) {
     return nullptr;
   }
-  if (refusal.reason == Reason::served && !watched) {
-    return serve_groups(step, state) ? Py_NewRef(Py_None) : nullptr;
+  const bool serves = refusal.reason == Reason::served && !watched;
+  Verification verification;
+  if (serves && Verification::is_drawn(sgd_target, state) && !begin_check(optimizer, &step, &refusal, &verification)) {
+    return nullptr;
+  }
+  if (serves && refusal.reason == Reason::served) {
+    const bool done = serve_groups(step, state) && end_verification(step, &verification);
+    return done ? Py_NewRef(Py_None) : nullptr;
   }
   if (forbids_fallback(state) && refusal.reason != Reason::served && refusal.reason != Reason::optimizer) {
     return sgd_target.raise_fallback(refusal.reason);

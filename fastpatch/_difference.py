@@ -1,4 +1,4 @@
-"""difference: what tells two values apart, without tolerance."""
+"""What tells two tensors, or nested values, apart, without tolerance."""
 
 from __future__ import annotations
 
@@ -70,3 +70,11 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     if plain.is_floating_point():
         plain = torch.where(plain.isnan(), torch.full_like(plain, torch.nan), plain)
     return plain.contiguous().view(_INTEGERS[plain.element_size()])
+
+
+def bits_differ(stock: Any, ours: Any) -> bool:
+    """Do two tensors differ in any bit, size, stride or dtype?"""
+    if (stock.shape, stock.stride(), stock.dtype) != (ours.shape, ours.stride(), ours.dtype):
+        return True
+    integers = _INTEGERS[stock.element_size()]
+    return not torch.equal(stock.detach().view(integers), ours.detach().view(integers))
