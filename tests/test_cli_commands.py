@@ -251,7 +251,7 @@ def test_cache_list_of_nothing(capsys, fresh):
 
 
 def test_cache_list_counts_reproductions_and_clear_leaves_them(capsys, fresh):
-    (fresh / "differences").mkdir()
+    (fresh / "differences").mkdir(parents=True)
     for name in ("sgd-1.py", "sgd-1.pt", "sgd-2.py", "sgd-2.pt"):
         (fresh / "differences" / name).touch()
     told = f"2 differences from stock, to report: {fresh / 'differences'}"

@@ -61,7 +61,7 @@ def test_the_readme_shows_the_true_report() -> None:
     assert output("target                   fast").partition("\n>>> ")[0] == str(report)
 
 
-def test_proofes_are_those_of_the_compiled_side() -> None:
+def test_switches_are_those_of_the_compiled_side() -> None:
     header = (ROOT / "fastpatch/csrc/entry.h").read_text()
     values = dict(re.findall(r"(\w+) = (\d)", re.search(r"enum class Switch[^{]*{([^}]*)}", header)[1]))
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""FASTPATCH, FASTPATCH_ONLY, FASTPATCH_STRICT, FASTPATCH_VERIFY and FASTPATCH_LOG: what they forbid stays off, whoever asks."""
+"""FASTPATCH, FASTPATCH_ONLY, FASTPATCH_STRICT, FASTPATCH_LOG: what they forbid stays off, whoever asks."""
 
 import io
 import json

@@ -115,9 +115,8 @@ def show() -> int:
     found = list(entries())
     print(_cache.cache_dir())
     if number := len(list(_reproduction.folder().glob("*.py"))):
-        print(
-            f"{number} {'difference' if number == 1 else 'differences'} from stock, to report: {_reproduction.folder()}"
-        )
+        word = "difference" if number == 1 else "differences"
+        print(f"{number} {word} from stock, to report: {_reproduction.folder()}")
     if not found:
         print("nothing has been compiled")
         return 0

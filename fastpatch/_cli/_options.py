@@ -34,7 +34,7 @@ options:
   --strict             make a call that can't be served an error
   --report             print on stderr at the end what was served
   --report FILE.json   write it there; --report=FILE takes any name
-  --verify RATE        compare this share, 0 to 1, of the served calls with stock
+  --verify RATE        compare this share (0 to 1) of served calls with stock
   -v, --verbose        log on stderr what fastpatch does; -vv says more
   --version            print the version
   -h, --help           print this text
