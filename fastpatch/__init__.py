@@ -4,6 +4,7 @@
 >>> fastpatch.enable()
 """
 
+import importlib as _importlib
 import sys as _sys
 import types as _types
 import typing as _typing
@@ -82,6 +83,8 @@ _sys.modules[__name__].__class__ = _Face
 if not _typing.TYPE_CHECKING:  # where it would make every name valid
 
     def __getattr__(name):
+        if name in ("nn", "optim"):
+            return _importlib.import_module(f"{__name__}.{name}")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         _load()

@@ -27,7 +27,7 @@ _lock = fork_safe(threading.RLock)
 _immortal: list[object] = []
 
 
-def _proxy(stock: object, entry: Any, qualified: str, *, method: bool) -> Any:
+def make_proxy(stock: object, entry: Any, qualified: str, *, method: bool) -> Any:
     """A proxy of ``stock`` that ``entry`` is called for. ``qualified`` is what it pickles as: "package.module:name"."""
 
     def as_name(self: object, protocol: object = None) -> tuple[Any, ...]:
@@ -138,7 +138,7 @@ class PatchPoint:
                 _native.set_live(entry, True)
                 return proxy
         entry = make_entry(stock)
-        proxy = _proxy(stock, entry, self.qualified, method=self.method)
+        proxy = make_proxy(stock, entry, self.qualified, method=self.method)
         self._made.append((stock, make_entry, proxy, entry))
         if self._jit_builtin is not None:
             # The table is built first, else the proxy would take the original's place in it.

@@ -7,6 +7,7 @@ from typing import Any
 
 from . import _build, _switch, _verify
 from ._counts import Report
+from ._proof import ON
 from .targets import TARGETS, Explanation, Guard, Target  # noqa: F401 (Guard is one of fastpatch's public names)
 from .targets._explanation import ENVIRONMENT, LIBRARY, PLATFORM, SELF_TEST, SWITCH, UNKNOWN, refused_first
 
@@ -49,8 +50,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Would this call be served by the compiled implementation, here and now? Runs nothing, changes nothing.
 
     Args:
-        fn: ``F.smooth_l1_loss``, ``F.huber_loss``, a module of theirs, the ``step`` of an SGD, or what these were
-            before ``enable()``.
+        fn: ``F.smooth_l1_loss``, ``F.huber_loss``, a module of theirs, the ``step`` of an SGD, what these were before
+            ``enable()``, or those of ``fastpatch.nn`` and ``fastpatch.optim``.
         args, kwargs: what it would be called with. A step is judged by the gradients and state of this moment; a
             subclass's own ``step`` as if it called SGD's, a module by its settings.
 
@@ -72,10 +73,10 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
             f"fastpatch.explain: no target serves {fn!r}; give F.smooth_l1_loss, F.huber_loss, a module of "
             "theirs, or the step of a torch.optim.SGD"
         )
-    return _off(target) or target.explain(fn, args, kwargs)
+    return _off(target, target.is_explicit(fn)) or target.explain(fn, args, kwargs)
 
 
-def _off(target: Target) -> Explanation | None:
+def _off(target: Target, explicitly: bool) -> Explanation | None:
     """For a call that the native library isn't asked about here and now; None if it is."""
     name, loaded = target.name, _switch.is_set_up()
     then = target.questions() if loaded else UNKNOWN
@@ -91,4 +92,9 @@ def _off(target: Target) -> Explanation | None:
     if (failure := _switch.failure(name)) is not None:
         place = SELF_TEST if _switch.failed_self_test(name) else LIBRARY
         return refused_first(name, place, failure, then)
+    if explicitly:
+        if not proven:
+            return refused_first(name, LIBRARY, "the native library is loaded, or built, at the first call", then)
+        if _switch.switch_here(name, explicitly=True) >= ON:
+            return None
     return refused_first(name, SWITCH, f"{name} isn't on in this thread and scope", then, untried)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -30,6 +32,7 @@ _set_up_lock = fork_safe(threading.RLock)
 _process: dict[str, int] = dict.fromkeys(NAMES, OFF)
 _process_verify: dict[str, float] = dict.fromkeys(NAMES, 0.0)
 _open_scopes: dict[str, int] = dict.fromkeys(NAMES, 0)  # those that turn the target on
+_explicit: dict[str, list[Any]] = {name: [] for name in NAMES}  # the builtins that serve without a patch point
 _unfit: dict[str, str] = {}  # targets whose proof failed, and what differed
 _fit: set[str] = set()
 _proven_on: set[tuple[str, int]] = set()  # targets and CUDA devices
@@ -126,13 +129,13 @@ def is_enabled(target: str | None = None) -> bool:
     return any(switch_here(name) >= ON for name in names)
 
 
-def switch_here(name: str) -> int:
-    """The switch that decides for a target in this context."""
+def switch_here(name: str, explicitly: bool = False) -> int:
+    """The switch that decides for a target in this context, also of what is called explicitly."""
     if not _is_set_up or name in _unfit:
         return OFF
     from . import _native
 
-    return _native.get_switch(name)
+    return _native.get_switch(name, ON if explicitly else OFF)
 
 
 def is_set_up() -> bool:
@@ -223,6 +226,32 @@ def hold(names: tuple[str, ...], change: int) -> None:
         _apply(names)
 
 
+def ready_explicitly(name: str, make_entry: Callable[[], Any]) -> Any | None:
+    """A builtin that serves whoever calls it, as long as no scope turns its target off; None where stock has to.
+
+    Raises:
+        ValueError: an environment variable of ours has a value that means nothing.
+        BuildError: with ``FASTPATCH_STRICT``, if the native library can't be had.
+    """
+    names, strict, verify = granted((name,), False, 0.0)
+    if not names:
+        _log_forbidden((name,))
+    if not ready(names, strict):
+        return None
+    from . import _native
+
+    with _lock:
+        entry = make_entry()
+        _native.set_least(entry, STRICT if strict else ON)
+        _native.set_live(entry, True)
+        _explicit[name].append(entry)
+        if verify > 0:
+            _process_verify[name] = verify
+            want_verification(verify)
+        _apply((name,))
+    return entry
+
+
 def _warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
@@ -310,7 +339,10 @@ def _apply(names: tuple[str, ...]) -> None:
         _native.set_switch(name, _process[name])
         _native.set_verify_rate(name, _process_verify[name])
         wanted = name not in _unfit and (_process[name] != OFF or _open_scopes[name] > 0)
-        TARGETS[name].switched(wanted)
+        TARGETS[name].switched(wanted or (name not in _unfit and bool(_explicit[name])))
+        if name in _unfit:
+            for entry in _explicit[name]:
+                _native.set_live(entry, False)
         for point in TARGETS[name].points:
             if not wanted:
                 complaints.append(point.restore())

@@ -35,7 +35,9 @@ ROOMS = (
     ("_verify",),
     ("_switch",),
     ("_scope",),
-    ("_report",),
+    ("_report", "_explicit"),
+    ("nn.functional", "optim"),
+    ("nn",),
     ("_notebook",),
     ("",),  # fastpatch/__init__.py
     ("testing._operands",),
@@ -268,8 +270,12 @@ IPYTHON = {"load_ipython_extension", "unload_ipython_extension"}  # what it look
 def test_public_names():
     assert set(fastpatch.__all__) == PUBLIC
     assert len(fastpatch.__all__) == len(PUBLIC)
-    # fastpatch.testing is there once it was imported, as the other tests do.
-    names = {name for name in vars(fastpatch) if name[0] not in "_@"} - {"testing"}  # @: pytest's own, in its plugins
+    # These are there once they were imported, as other tests do.
+    names = {name for name in vars(fastpatch) if name[0] not in "_@"} - {
+        "testing",
+        "nn",
+        "optim",
+    }  # @: pytest's own, in its plugins
     assert names == (PUBLIC - {"__version__"}) | IPYTHON
     assert callable(fastpatch.targets)
 

@@ -215,3 +215,16 @@ def test_subclass_first_made_while_patched_passes_through_afterwards(kind):
         stock.step()
         assert torch.equal(param_of(ours), param_of(stock))
         assert not torch.equal(param_of(ours), torch.tensor([1.0, -2.0, 0.5]))
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"lr": float("nan")}], ids=str)
+def test_a_refused_step_counts_once_where_we_came_before_torchs_hooks(options):
+    """Torch hooks our bare proxy then, and another of ours goes around that: only one of them may count."""
+    with unhooked_step():
+        fastpatch.enable()
+        optimizer = optimizer_of(SGD, **options)
+        for _ in range(3):  # the first makes the outer one
+            fastpatch.reset_report()
+            optimizer.step()
+            counted = sgd_counts()
+            assert counted["fast"] + sum(counted["fallback"].values()) == 1

@@ -65,9 +65,9 @@ Target* find_target(PyObject* name) {
   return nullptr;
 }
 
-Switch Target::state() const {
+Switch Target::state(Switch least) const {
   const Switch scoped = scope_switch(index);
-  return scoped == Switch::inherit ? process.load(std::memory_order_relaxed) : scoped;
+  return scoped == Switch::inherit ? std::max(process.load(std::memory_order_relaxed), least) : scoped;
 }
 
 double Target::verify_rate() const {
@@ -193,6 +193,10 @@ PassInner::PassInner(const Target& target, int64_t passes) : left_(passes_left[t
 
 PassInner::~PassInner() {
   left_ = saved_;
+}
+
+bool PassInner::has_one(const Target& target) {
+  return passes_left[target.index] != 0;
 }
 
 bool PassInner::take(const Target& target) {

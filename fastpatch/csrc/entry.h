@@ -27,8 +27,9 @@ struct Target {
   Target(const char* name, CudaProofs& cuda);
   virtual ~Target() = default;
 
-  // Here and now: the innermost scope of this context that says something, else the process-wide switch.
-  Switch state() const;
+  // Here and now: the innermost scope of this context that says something, else the process-wide switch, but no less
+  // than what an entry has anyhow.
+  Switch state(Switch least = Switch::off) const;
   // All units, and those of them whose tensors were on CUDA devices.
   void count_fast(Switch state, int64_t units, int64_t on_cuda) {
     if (state != Switch::proof) {
@@ -75,6 +76,14 @@ struct Entry {
   PyObject* stock;  // what it replaced
   bool live;        // false once the patch point was taken out: pass everything through
   Target* target;
+  Switch least = Switch::off;  // more than that: used explicitly, in no patch point, on without enable()
+
+  bool is_explicit() const {
+    return least != Switch::off;
+  }
+  Switch state() const {
+    return live ? target->state(least) : Switch::off;
+  }
 };
 
 // A function with keywords as a method table holds it.
@@ -133,6 +142,8 @@ class PassInner {
   PassInner(const PassInner&) = delete;
   PassInner& operator=(const PassInner&) = delete;
   static bool take(const Target& target);
+  // Would take() find one?
+  static bool has_one(const Target& target);
 
  private:
   int64_t& left_;

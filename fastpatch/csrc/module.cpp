@@ -66,9 +66,28 @@ PyObject* want_verification(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* get_switch(PyObject*, PyObject* name) {
-  Target* target = find_target(name);
-  return target == nullptr ? nullptr : PyLong_FromLong(static_cast<long>(target->state()));
+PyObject* get_switch(PyObject*, PyObject* args) {
+  PyObject* name = nullptr;
+  long least = static_cast<long>(Switch::off);
+  if (!PyArg_ParseTuple(args, "O|l", &name, &least)) {
+    return nullptr;
+  }
+  const Target* target = find_target(name);
+  return target == nullptr ? nullptr : PyLong_FromLong(static_cast<long>(target->state(static_cast<Switch>(least))));
+}
+
+PyObject* set_least(PyObject*, PyObject* args) {
+  PyObject* builtin = nullptr;
+  long state = 0;
+  if (!PyArg_ParseTuple(args, "O!l", &PyCFunction_Type, &builtin, &state)) {
+    return nullptr;
+  }
+  Entry* entry = entry_of(PyCFunction_GET_SELF(builtin));
+  if (entry == nullptr) {
+    return nullptr;
+  }
+  entry->least = static_cast<Switch>(state);
+  Py_RETURN_NONE;
 }
 
 PyObject* set_live(PyObject*, PyObject* args) {
@@ -185,7 +204,8 @@ PyMethodDef methods[] = {
     {"set_switch", set_switch, METH_VARARGS, "Sets a target's process-wide switch."},
     {"set_verify_rate", set_verify_rate, METH_VARARGS, "(target, rate): the process-wide share of calls to check."},
     {"want_verification", want_verification, METH_NOARGS, "From now on rates of verification are looked at."},
-    {"get_switch", get_switch, METH_O, "A target's switch, here and now."},
+    {"get_switch", get_switch, METH_VARARGS, "(target[, least]): its switch, here and now."},
+    {"set_least", set_least, METH_VARARGS, "(builtin, switch): one that is on by itself, and at least so."},
     {"set_live", set_live, METH_VARARGS, "Whether a patch point's builtin may serve at all."},
     {"is_built_for_cuda", is_built_for_cuda, METH_NOARGS, "Does the library have kernels for CUDA?"},
     {"set_proving", set_proving, METH_O, "Whether this thread makes a proof: every CUDA device serves it."},

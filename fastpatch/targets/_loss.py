@@ -61,6 +61,7 @@ class LossTarget(Target):
     """
 
     def __init__(self, name: str, module: type[torch.nn.Module], threshold: str) -> None:
+        super().__init__()
         self.name = name
         self._module = module
         self._threshold = threshold
@@ -161,7 +162,7 @@ class LossTarget(Target):
     def owns(self, fn: Any) -> bool:
         if isinstance(fn, self._module):
             return True
-        return any(point.sees(fn) or point.is_original(fn) for point in self.points)
+        return self.is_explicit(fn) or any(point.sees(fn) or point.is_original(fn) for point in self.points)
 
     def questions(self) -> tuple[Question, ...]:
         from .. import _native
@@ -175,7 +176,7 @@ class LossTarget(Target):
         is_module = isinstance(fn, self._module)
         if is_module:
             kwargs = {"reduction": fn.reduction, self._threshold: getattr(fn, self._threshold), **kwargs}
-        if is_module or self._outer.sees(fn):
+        if is_module or self.is_explicit(fn) or self._outer.sees(fn):
             return self.explanation(*_native.loss_explain(self.name, *args, **kwargs))
         if self._inner.sees(fn):
             return self.explanation(*_native.loss_explain_inner(self.name, *args, **kwargs))

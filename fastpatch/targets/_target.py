@@ -31,6 +31,13 @@ class Target(ABC):
 
     name: str
 
+    def __init__(self) -> None:
+        self.explicit: list[Any] = []  # functions of ours that it serves without a patch point
+
+    def is_explicit(self, fn: Any) -> bool:
+        """Is this one of those, a module that calls one, or an optimizer whose step is one?"""
+        return any(fn is made for made in self.explicit) or getattr(type(fn), "is_fastpatch_explicit", False) is True
+
     @property
     @abstractmethod
     def points(self) -> Sequence[PatchPoint]:

@@ -32,6 +32,7 @@ class SgdTarget(Target):
     name = "sgd"
 
     def __init__(self) -> None:
+        super().__init__()
         self._step = StepPatchPoint(
             _SGD,
             native("sgd_hooked_step"),
@@ -159,6 +160,9 @@ class SgdTarget(Target):
             return next((owner for owner in owners if isinstance(owner, _SGD)), None)
         return None
 
+    def is_explicit(self, fn: Any) -> bool:
+        return super().is_explicit(fn) or super().is_explicit(self._optimizer_of(fn))
+
     def questions(self) -> tuple[Question, ...]:
         from .. import _native
 
@@ -173,7 +177,7 @@ class SgdTarget(Target):
         if optimizer is None:
             reason, last, asked, group, param = _native.sgd_explain(*args, **kwargs)
         else:
-            reason, last, asked, group, param = _native.sgd_explain_step(optimizer)
+            reason, last, asked, group, param = _native.sgd_explain_step(optimizer, self.is_explicit(optimizer))
         place = ", ".join(f"{word} {i}" for word, i in (("group", group), ("parameter", param)) if i >= 0)
         return self.explanation(reason, last, asked, f"{place}: " if place and reason != "served" else "")
 

@@ -101,7 +101,7 @@ PyObject* travel(PyObject* self, const Arguments& arguments, LossParse parse, bo
     return nullptr;
   }
   auto& target = static_cast<LossTarget&>(*entry->target);
-  const Switch state = entry->live ? target.state() : Switch::off;
+  const Switch state = entry->state();
   // A mode takes the call before any tensor is looked at, and comes back here if it calls on.
   if (state == Switch::off || in_torch_function_mode() || (!outer && PassInner::take(target))) {
     return arguments.call(entry->stock);

@@ -82,7 +82,7 @@ struct Refusal {
 
 // Is self an SGD whose step() does what stock's does: no own _init_group, attributes in the instance, no gradient
 // scaling, not differentiable? Of another one (Reason::optimizer) no guard is asked here: the inner point may serve it.
-Reason check_optimizer(PyObject* self, Asked* asked);
+Reason check_optimizer(PyObject* self, bool is_explicit, Asked* asked);
 
 // Hooks of this optimizer or of all, or somebody's own _optimizer_step_code.
 bool has_hooks(PyObject* self);

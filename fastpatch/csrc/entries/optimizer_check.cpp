@@ -104,12 +104,12 @@ Owned instance_dict(PyObject* self) {
   return Owned(dict);
 }
 
-Reason check_optimizer(PyObject* self, Asked* asked) {
+Reason check_optimizer(PyObject* self, bool is_explicit, Asked* asked) {
   PyTypeObject* type = Py_TYPE(self);
   if (facts.sgd == nullptr || !PyType_IsSubtype(type, facts.sgd) || type->tp_getattro != PyObject_GenericGetAttr) {
     return Reason::optimizer;
   }
-  if (!calls_stock()) {
+  if (is_explicit ? !loop_is_stock() : !calls_stock()) {
     return Reason::optimizer;
   }
   const Names& n = names();

@@ -369,7 +369,7 @@ PyObject* inner(PyObject* self, PyObject* args, PyObject* keywords) {
     return nullptr;
   }
   const Arguments arguments{args, keywords};
-  const Switch state = entry->live ? sgd_target.state() : Switch::off;
+  const Switch state = entry->state();
   if (state == Switch::off || PassInner::take(sgd_target)) {
     return arguments.call(entry->stock);
   }

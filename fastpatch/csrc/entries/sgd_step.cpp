@@ -112,8 +112,10 @@ PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
   if (entry == nullptr) {
     return nullptr;
   }
-  const Switch state = entry->live ? sgd_target.state() : Switch::off;
-  if (state == Switch::off || !is_bare_step(arguments)) {
+  const Switch state = entry->state();
+  // A bare proxy that torch has hooked, and we around that: what was refused there as a whole is counted.
+  const bool refused = !hooked && PassInner::has_one(sgd_target);
+  if (state == Switch::off || refused || !is_bare_step(arguments)) {
     return arguments.call(entry->stock);
   }
   try {
@@ -127,8 +129,8 @@ PyObject* step(PyObject* self, const Arguments& arguments, bool hooked) {
       }
     }
     Asked asked;
-    if (check_optimizer(optimizer, &asked) == Reason::served && check_thread() == Reason::served &&
-        !in_torch_function_mode() && !is_compiling()) {
+    if (check_optimizer(optimizer, entry->is_explicit(), &asked) == Reason::served &&
+        check_thread() == Reason::served && !in_torch_function_mode() && !is_compiling()) {
       return judge_step(*entry, arguments, optimizer, state, hooked);
     }
     if (PyErr_Occurred()) {
@@ -148,12 +150,18 @@ PyObject* bare_step(PyObject* self, PyObject* args, PyObject* keywords) {
   return step(self, {args, keywords}, false);
 }
 
-PyObject* explain_step(PyObject*, PyObject* optimizer) {
+// (optimizer, explicit)
+PyObject* explain_step(PyObject*, PyObject* args) {
+  PyObject* optimizer = nullptr;
+  int is_explicit = 0;
+  if (!PyArg_ParseTuple(args, "Op", &optimizer, &is_explicit)) {
+    return nullptr;
+  }
   try {
     OptimizerStep step;
     Refusal refusal{check_surroundings(&step.asked)};
     if (refusal.reason == Reason::served) {
-      refusal.reason = check_optimizer(optimizer, &step.asked);
+      refusal.reason = check_optimizer(optimizer, is_explicit != 0, &step.asked);
     }
     // An optimizer that only the inner point can serve is judged by its tensors all the same.
     if (refusal.reason == Reason::served || refusal.reason == Reason::optimizer) {
@@ -201,8 +209,10 @@ PyMethodDef methods[] = {
     {"sgd_set_promote", set_promote, METH_O, "What to call when torch has hooked SGD.step over our proxy."},
     {"sgd_explain_step",
      explain_step,
-     METH_O,
-     "(reason, last guard, bits of those asked, group, parameter) for optimizer.step() as things stand."},
+     METH_VARARGS,
+     "(optimizer, explicit): (reason, last guard, bits of those asked, group, parameter) for optimizer.step() as "
+     "things "
+     "stand."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
