@@ -20,7 +20,7 @@ from ._errors import DifferenceWarning, warn_user
 from ._locks import fork_safe
 from ._proof import proving
 from .targets import TARGETS
-from .targets._replay import Replay, Tensors
+from .targets._replay import Replay, Tensors, version
 
 _log = logging.getLogger("fastpatch")
 _lock = fork_safe(threading.Lock)
@@ -65,7 +65,6 @@ class _Check:
     def __init__(self, name: str, replay: Replay) -> None:
         self.replay = replay
         self._name = name
-        self._versions = [_version(tensor) for tensor in replay.given]
 
     def end(self, leave_to_stock: LeaveToStock, results: Any) -> None:
         """Compares, and does what has to be done if something differs."""
@@ -92,9 +91,9 @@ class _Check:
 
     def _is_disturbed(self, expected: Tensors) -> bool:
         """Are the tensors shared with other processes, or were they written to more often than stock does?"""
-        given = zip(self.replay.given, self._versions, self.replay.after(expected), strict=True)
+        given = zip(self.replay.given, self.replay.versions, self.replay.after(expected), strict=True)
         return any(
-            tensor is not None and (_is_shared(tensor) or _version(tensor) - before > _version(copy))
+            tensor is not None and (_is_shared(tensor) or version(tensor) - before > version(copy))
             for tensor, before, copy in given
         )
 
@@ -110,10 +109,6 @@ class _Check:
             f"{why}. {result}; earlier ones that were not verified may have differed too. {told}; please report it",
             DifferenceWarning,
         )
-
-
-def _version(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _is_shared(tensor: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from _helpers import served
+from _helpers import assert_same, served
 from _scripts import run_text
 from _sgd_helpers import python_frames
 from hypothesis import given
@@ -120,6 +120,50 @@ def test_a_parameter_in_two_groups() -> None:
         with served("sgd", fast=3):
             stepped.step()
     assert verified() == {"sgd": 3}
+
+
+def test_the_same_parameter_without_momentum_later() -> None:
+    stepped = optimizer()
+    shared = stepped.param_groups[0]["params"][0]
+    stepped.param_groups.append({**stepped.param_groups[0], "params": [shared], "momentum": 0})
+    fastpatch.enable(verify=1)
+    for _ in range(2):
+        stepped.step()
+    assert verified() == {"sgd": 2}
+
+
+@pytest.mark.parametrize("what", ["gradient", "lr", "group"])
+def test_what_another_thread_puts_in_place_meanwhile_is_served_and_not_checked(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the tensors are copied other threads run: a backward that makes new gradients, say."""
+    stepped, expected = optimizer(), optimizer()
+    expected.load_state_dict(stepped.state_dict())
+
+    def change(made: torch.optim.SGD) -> None:
+        group = made.param_groups[0]
+        if what == "gradient":
+            group["params"][1].grad = torch.ones(17)
+        elif what == "lr":
+            group["lr"] = 0.7
+        else:
+            group["params"] = group["params"][:1]
+
+    for one, other in zip(*(made.param_groups[0]["params"] for made in (stepped, expected)), strict=True):
+        with torch.no_grad():
+            other.copy_(one)
+        other.grad = one.grad.clone()
+    params = list(stepped.param_groups[0]["params"])
+    stock = list(expected.param_groups[0]["params"])
+    change(expected)
+    expected.step()
+    copied = _replay.copied
+    monkeypatch.setattr(_replay, "copied", lambda tensors: change(stepped) or copied(tensors))
+    fastpatch.enable("sgd", verify=1)
+    with served("sgd", fast=1 if what == "group" else 2):
+        stepped.step()
+    assert verified() == {}
+    assert_same(params, stock)
 
 
 def test_the_share() -> None:

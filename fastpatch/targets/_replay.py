@@ -18,12 +18,14 @@ class Replay(ABC):
 
     Attributes:
         given: the originals.
+        versions: theirs, from before they were copied.
         tensors: the copies; their memory is laid out as that of the originals, and shared where that was.
         devices: of the tensors.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self.given = list(tensors)
+        self.versions = list(map(version, tensors))
         self.tensors = copied(tensors)
 
     @property
@@ -72,6 +74,11 @@ class Replay(ABC):
     def unlike(self, name: str, actual: torch.Tensor, expected: torch.Tensor) -> str | None:
         """What tells two tensors apart whose bits differ; None if that is as it should be."""
         return difference(actual, expected, name)
+
+
+def version(tensor: torch.Tensor | None) -> int:
+    """How often it was written to, as far as torch knows."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def halves(tensors: Sequence[torch.Tensor | None], which: Callable[[int], bool]) -> Iterator[Tensors]:

@@ -52,9 +52,10 @@ class SgdReplay(Replay):
         for group in self._groups:
             end = begin + 3 * group.size
             params, grads, buffers = (tensors[begin + i : end : 3] for i in range(3))
-            buffers = [made.get(id(p)) if b is None else b for p, b in zip(params, buffers, strict=True)]
+            if group.options["momentum"]:
+                buffers = [made.get(id(p)) if b is None else b for p, b in zip(params, buffers, strict=True)]
             function(params, grads, buffers, **group.options)
-            made.update((id(p), b) for p, b in zip(params, buffers, strict=True))
+            made.update((id(p), b) for p, b in zip(params, buffers, strict=True) if b is not None)
             tensors[begin + 2 : end : 3] = buffers
             begin = end
         return tensors

@@ -9,6 +9,9 @@
 #include "sgd.h"
 #include "sgd_verification.h"
 
+#include <bit>
+#include <cstdint>
+
 namespace fastpatch {
 namespace {
 
@@ -40,16 +43,40 @@ bool still_good(const OptimizerStep& step, const StepGroup& group) {
   return true;
 }
 
-// Hands the step over for its check, and reads it again: that runs Python code. False with a Python error set.
+// What a step works on: tensors, and hyperparameters by their bits.
+std::vector<std::uintptr_t> identity_of(const OptimizerStep& step) {
+  std::vector<std::uintptr_t> identity;
+  for (const SgdItem& item : step.items) {
+    for (const auto* tensor : {&item.param, &item.grad, &item.buffer}) {
+      identity.push_back(reinterpret_cast<std::uintptr_t>((*tensor)->unsafeGetTensorImpl()));
+    }
+  }
+  for (const StepGroup& group : step.groups) {
+    const auto& numbers = group.hyper.doubles;
+    for (const double number :
+         {numbers.weight_decay, numbers.momentum, numbers.one_minus_dampening, numbers.minus_lr}) {
+      identity.push_back(std::bit_cast<std::uintptr_t>(number));
+    }
+    identity.push_back(group.items.end);
+  }
+  return identity;
+}
+
+// Hands the step over for its check, and reads it again: that runs Python code, and another thread may put other
+// tensors in place; then it isn't checked. False with a Python error set.
 bool begin_check(PyObject* optimizer, OptimizerStep* step, Refusal* refusal, Verification* verification) {
   step->own();
   if (!begin_verification(*step, verification)) {
     return false;
   }
+  const auto before = identity_of(*step);
   const Asked asked = step->asked;
   *step = OptimizerStep();
   step->asked = asked;
   *refusal = read_step(optimizer, step);
+  if (identity_of(*step) != before) {
+    *verification = Verification();
+  }
   return PyErr_Occurred() == nullptr;
 }
 
