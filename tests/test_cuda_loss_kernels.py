@@ -13,7 +13,7 @@ from _helpers import assert_same
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastpatch.targets._loss import sum_bound
+from fastpatch.targets._loss_bounds import sum_bound
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WITH_GRADIENT = ("smooth_l1_loss", "huber_loss")
