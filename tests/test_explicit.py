@@ -24,6 +24,7 @@ import fastpatch
 import fastpatch.nn
 import fastpatch.nn.functional as ours
 import fastpatch.optim
+from fastpatch import _switch
 from fastpatch.testing import Case, _comparison, strategies
 
 noisy = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
@@ -39,6 +40,23 @@ def globals_of_torch() -> list[Any]:
 
 
 torch.optim.SGD([torch.ones(1)], lr=0.1)  # from now on its step has torch's hooks
+
+
+_in_use: dict[str, list[Any]] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _in_use_here_alone() -> Iterator[None]:
+    """What is called explicitly is in use for the life of the process, and keeps memory: other modules' tests don't
+    expect that. These may be run in turns with those."""
+    for name, entries in _in_use.items():
+        _switch._explicit[name] += entries
+    yield
+    for name, entries in _switch._explicit.items():
+        _in_use[name] = entries[:]
+        entries.clear()
+    fastpatch.enable()
+    fastpatch.disable()  # gives the memory back
 
 
 @pytest.fixture(autouse=True)
