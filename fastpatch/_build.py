@@ -24,7 +24,7 @@ from types import ModuleType
 
 import torch
 
-from . import _compile
+from . import _compile, _ninja
 from ._cache import OTHER_CACHE, Entry, Library, Tools, cache_dir, explained, sha256
 from ._compilers import Compiler
 from ._errors import BuildError
@@ -160,9 +160,10 @@ def _build(sources: Path, entry: Entry, tools: Tools, unusable: Library | None) 
             shutil.rmtree(leftover, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix="build-", dir=entry.folder))
         try:
+            kind = "native library for gdb" if _ninja.is_debug() else "native library"
             progress.say(
-                f"compiling the native library for torch {torch.__version__} (once; about 60-90 s on two"
-                f" cores{', twice that with CUDA' if tools.cuda else ''}) into {entry.folder}"
+                f"compiling the {kind} for torch {torch.__version__} (once; about 60-90 s on two cores"
+                f"{', twice that with CUDA' if tools.cuda else ''}) into {entry.folder}"
             )
             start = time.monotonic()
             built, without_cuda = _compile_with(tools, sources, folder, timeout, progress)
@@ -203,6 +204,7 @@ def _publish(built: Path, entry: Entry, tools: Tools, seconds: float, without_cu
         "compiler": tools.compiler.identity,
         "cuda_compiler": tools.cuda.identity if tools.cuda else None,
         "without_cuda": without_cuda,
+        "debug": _ninja.is_debug(),
         "build_seconds": seconds,
         "built_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **entry.parts,

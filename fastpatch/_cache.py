@@ -92,7 +92,7 @@ class Entry:
             "cuda_archs": os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
             "python_abi": str(sysconfig.get_config_var("SOABI")),
             "machine": platform.machine(),
-            "flags": _ninja.FLAGS,
+            "flags": _ninja.flags(),
             "sources": _digest(sources),
         }
         key = sha256(json.dumps(parts, sort_keys=True).encode())[:16]

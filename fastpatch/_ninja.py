@@ -7,6 +7,7 @@ capability of ATen).
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import sysconfig
 from collections.abc import Iterable
@@ -37,8 +38,28 @@ _LINK = "-shared -fopenmp"
 # Torch is imported, and so loaded, before us: no rpath.
 _LIBRARIES = "-Wl,--no-as-needed -lc10 -ltorch_cpu -ltorch -ltorch_python"
 
+# For gdb: what is read last holds. NDEBUG stays defined, as torch's headers add a member to at::RecordFunction without
+# it, which torch's libraries don't have. _GLIBCXX_ASSERTIONS changes no layout.
+_DEBUG = "-g -Og -fno-omit-frame-pointer -D_GLIBCXX_ASSERTIONS -DFASTPATCH_DEBUG"
+_DEBUG_CUDA = "-g -lineinfo -DFASTPATCH_DEBUG"  # not -G, with which device code rounds otherwise
+
 FLAGS = repr((_COMMON, sorted(_CAPABILITIES.items()), _LINK, _LIBRARIES, _nvcc.FLAGS, _nvcc.LIBRARIES))
-"""All flags that don't depend on where things are installed: part of the cache key."""
+"""All flags that don't depend on where things are installed."""
+
+DEBUG = "FASTPATCH_DEBUG"
+
+
+def is_debug() -> bool:
+    """``$FASTPATCH_DEBUG``: is the library for gdb wanted?"""
+    text = os.environ.get(DEBUG, "").strip()
+    if text not in ("", "0", "1"):
+        raise BuildError(f"{DEBUG}={text!r} must be 0 or 1 (the library with symbols and checks); correct or unset it")
+    return text == "1"
+
+
+def flags() -> str:
+    """Those of this environment: part of the cache key."""
+    return FLAGS + repr((_DEBUG, _DEBUG_CUDA)) * is_debug()
 
 
 @dataclass(frozen=True)
@@ -65,17 +86,18 @@ def ninja_file(sources: Path, compiler: Compiler, toolkit: _nvcc.Toolkit | None 
     system = [*include_paths, *python]
     includes = _words([f"-I{sources}", *(part for path in system for part in ("-isystem", path))])
     cxx = _words(compiler.command)
+    debug, debug_cuda = (f" {_DEBUG}", f" {_DEBUG_CUDA}") if is_debug() else ("", "")
     folders = [*library_paths, *(_nvcc.folders_of_libraries(toolkit) if toolkit else ())]
     libraries = f"{_words([f'-L{path}' for path in folders])} {_LIBRARIES} {_nvcc.LIBRARIES if toolkit else ''}"
     lines = [
-        *_rule("compile", f"{cxx} {_COMMON} {includes} $flags -c $in -o $out", "compile $out"),
-        *_rule("precompile", f"{cxx} {_COMMON} {includes} -x c++-header -c $in -o $out", "precompile $in"),
+        *_rule("compile", f"{cxx} {_COMMON} {includes} $flags{debug} -c $in -o $out", "compile $out"),
+        *_rule("precompile", f"{cxx} {_COMMON}{debug} {includes} -x c++-header -c $in -o $out", "precompile $in"),
         *_rule("link", f"{cxx} {_LINK} $in -o $out {libraries.rstrip()}", "link $out"),
     ]
     if toolkit:
         host = f"-ccbin {cxx}" if len(compiler.command) == 1 else ""
         architectures = _nvcc.architecture_flags(_nvcc.architectures())
-        nvcc = f"{_words([toolkit.nvcc])} {host} {_nvcc.FLAGS} {architectures} {includes}"
+        nvcc = f"{_words([toolkit.nvcc])} {host} {_nvcc.FLAGS} {architectures} {includes}{debug_cuda}"
         lines += _rule("compile_cuda", f"{nvcc} -c $in -o $out", "compile $out")
     if precompiled:
         lines.append(f"build {_PRECOMPILED}.gch: precompile {_path(str(sources / _PRECOMPILED))}")

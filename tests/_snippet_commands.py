@@ -105,6 +105,7 @@ EXCEPTIONS = (
     Exceptional(r"apt-get .*", "changes the system it is run in", lambda command: None),
     Exceptional(r"python -m fastpatch( \[options\].*)?", "a pattern, not a command", is_usage),
     Exceptional(r"python -m fastpatch build --\w+", "compiles for minutes; test_cli_commands.py", has_known_options),
+    Exceptional(r"gdb .*", "with the library for gdb, and gdb is seldom there", lambda command: None),
     Exceptional(r"python -m fastpatch bench", "twenty seconds; test_cli_commands.py shortens it", has_known_options),
     Exceptional(r"python -O .*", "reads all of torch anew, ten seconds; test_cli_like_python.py", has_known_options),
     Exceptional(r".*-m torch\.distributed\.run .*", "ten seconds; test_cli_run.py has one", has_known_options),
@@ -119,7 +120,7 @@ EXCEPTIONS = (
 HARMLESS = re.compile(r"(python3?|fastpatch|pytest|ninja|mkdir|sh -c)\b.*")
 # What is taken for a command in a text.
 COMMAND = re.compile(
-    r"([A-Z_]+=\S+ )*((python3?|pip|pytest|pre-commit|bash|ninja|docker|apt-get|c\+\+) \S.*"
+    r"([A-Z_]+=\S+ )*((python3?|pip|pytest|pre-commit|bash|ninja|gdb|docker|apt-get|c\+\+) \S.*"
     r"|fastpatch (doctor|build|cache|bench|selftest|--?\w|\S+\.py).*|scripts/\w+\.sh.*|(mkdir|export) .*)"
 )
 

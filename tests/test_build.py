@@ -83,7 +83,8 @@ def library_kept() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without what the person who runs the tests has set."""
-    for name in ("CXX", "MAX_JOBS", "FASTPATCH_BUILD_TIMEOUT", "FASTPATCH_CACHE_DIR", "XDG_CACHE_HOME"):
+    names = ("CXX", "MAX_JOBS", "FASTPATCH_BUILD_TIMEOUT", "FASTPATCH_CACHE_DIR", "FASTPATCH_DEBUG", "XDG_CACHE_HOME")
+    for name in names:
         monkeypatch.delenv(name, raising=False)
     with library_kept():
         yield
@@ -310,6 +311,7 @@ def test_what_the_precompiled_header_declares(sources: Path, usable: bool, tmp_p
         lambda sources, patch: patch.setattr(torch.version, "git_version", "other"),
         lambda sources, patch: patch.setattr(torch.version, "cuda", "99.0"),
         lambda sources, patch: patch.setenv("TORCH_CUDA_ARCH_LIST", "9.9"),
+        lambda sources, patch: patch.setenv("FASTPATCH_DEBUG", "1"),
         lambda sources, patch: patch.setattr(_cache, "_SCHEMA", -1),
     ],
 )
@@ -323,6 +325,33 @@ def test_key_changes_with_all_that_the_binary_depends_on(
     assert _cache.Entry.of(sources, tmp_path).folder == before
     change(sources, monkeypatch)
     assert _cache.Entry.of(sources, tmp_path).folder != before
+
+
+@pytest.mark.parametrize("text", ["", "0", " 0 "])
+def test_key_of_no_debugging(text: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _cache.Entry.of(sources, tmp_path).folder
+    monkeypatch.setenv("FASTPATCH_DEBUG", text)
+    assert _cache.Entry.of(sources, tmp_path).folder == before
+
+
+@pytest.mark.parametrize("text", ["2", "yes", "True"])
+def test_bad_value_of_debug(text: str, sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTPATCH_DEBUG", text)
+    with pytest.raises(BuildError, match=f"FASTPATCH_DEBUG='{text}' must be 0 or 1"):
+        _build.load_from(sources)
+    assert not cache.exists()
+
+
+DEBUGGED = MODULE.replace("width_DEFAULT(),", "FASTPATCH_DEBUG + 7,")
+
+
+def test_library_for_gdb(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has symbols, its checks are compiled, and it lies beside the other one."""
+    _build.load_from(write_sources(tmp_path / "plain"))
+    monkeypatch.setenv("FASTPATCH_DEBUG", "1")
+    assert _build.load_from(write_sources(tmp_path / "debug", DEBUGGED)).widths() == (8, *WIDTHS[1:])
+    found = {json.loads(path.read_text())["debug"]: path.with_suffix(".so") for path in cache.glob("*/native-*.json")}
+    assert {debug: b".debug_info" in path.read_bytes() for debug, path in found.items()} == {False: False, True: True}
 
 
 def test_key_does_not_depend_on_where_the_sources_lie(sources: Path, tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ esac
 
 @pytest.fixture(autouse=True)
 def _untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("CXX", "MAX_JOBS", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST", "FASTPATCH_CACHE_DIR"):
+    ours = ("FASTPATCH_CACHE_DIR", "FASTPATCH_DEBUG")
+    for name in ("CXX", "MAX_JOBS", "CUDA_HOME", "CUDA_PATH", "TORCH_CUDA_ARCH_LIST", *ours):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     before, why = sys.modules.get("fastpatch._native"), _build._without_cuda
@@ -211,6 +212,21 @@ def test_cuda_is_compiled_first_and_linked(toolkit: Toolkit, sources: Path) -> N
     assert f"-L{toolkit.home / 'lib'} " in text and "-lcudart -lc10_cuda" in text
     plain = _ninja.ninja_file(sources, compiler)
     assert not any(word in plain for word in (".cu", "compile_cuda", "-lcudart", "-lc10_cuda"))
+
+
+def test_cuda_of_the_library_for_gdb(toolkit: Toolkit, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of the source, but not -G: without optimization device code rounds otherwise."""
+    compiler, found = _compilers.find_compiler(), _nvcc.find_toolkit()
+    assert isinstance(compiler, _compilers.Compiler) and isinstance(found, _nvcc.Toolkit)
+
+    def flags() -> set[str]:
+        lines = _ninja.ninja_file(sources, compiler, found).splitlines()
+        return set(lines[lines.index("rule compile_cuda") + 1].split())
+
+    plain = flags()
+    monkeypatch.setenv("FASTPATCH_DEBUG", "1")
+    assert flags() - plain == {"-g", "-lineinfo", "-DFASTPATCH_DEBUG"}
+    assert plain <= flags()
 
 
 # --- building

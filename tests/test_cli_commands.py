@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 
 import filelock
@@ -106,6 +107,7 @@ def test_no_compiler_is_a_problem_only_if_something_is_to_be_built(capsys, fresh
     [
         ("MAX_JOBS", "many", "ninja", "MAX_JOBS='many' must be a positive integer"),
         ("FASTPATCH_BUILD_TIMEOUT", "-1", "ninja", "FASTPATCH_BUILD_TIMEOUT='-1' must be a positive number"),
+        ("FASTPATCH_DEBUG", "2", "cache", "FASTPATCH_DEBUG='2' must be 0 or 1"),
         ("FASTPATCH_ONLY", "sdg", "variables", "FASTPATCH_ONLY='sdg': unknown target 'sdg'"),
         ("FASTPATCH", "perhaps", "variables", "FASTPATCH='perhaps' must be 0"),
     ],
@@ -124,6 +126,7 @@ def test_a_cache_that_others_can_write(capsys, fresh):
     fresh.chmod(0o777)
     found, status = findings(capsys)
     assert status == 1
+    assert [name for name in found if found[name]["problem"]] == ["cache"]  # and not the library in it
     assert "others can write there" in found["cache"]["problem"]
     assert found["cache"]["mend"].startswith(f"chmod go-w {fresh}")
 
@@ -197,6 +200,19 @@ def test_force_builds_though_the_library_is_there(capsys, monkeypatch):
     assert present.path.exists()
 
 
+def test_debug_builds_the_one_for_gdb(capsys, monkeypatch):
+    monkeypatch.setenv("FASTPATCH_DEBUG", "0")  # which gives way
+    asked = []
+    monkeypatch.setattr(_build, "_build", lambda sources, entry, compiler, present: asked.append(entry))
+    plain = _cache.Entry.of(_build.SOURCES, _cache.cache_dir())
+    status, out, _ = command(capsys, "build", "--debug", "--force")
+    assert status == 0
+    assert out.endswith(f"\nto use it: FASTPATCH_DEBUG=1 gdb -ex run --args {sys.executable} train.py\n")
+    [entry] = asked
+    assert entry == _cache.Entry.of(_build.SOURCES, _cache.cache_dir()) != plain
+    assert "FASTPATCH_DEBUG" in entry.parts["flags"]
+
+
 def test_nothing_is_built_when_switched_off(capsys, monkeypatch, fresh):
     monkeypatch.setenv("FASTPATCH", "0")
     status, out, err = command(capsys, "build")
@@ -225,6 +241,8 @@ def filled(fresh):
     unfinished = fresh / "torch-2.12.0-cp-00000000000000ff"
     (unfinished / "build-abcd_234" / "cpu").mkdir(parents=True)
     (unfinished / "build-abcd_234" / "cpu" / "x.o").touch()
+    debugged = {"torch": "2.11.0", "python_abi": "cp", "built_at": "2026-02-03T04:05", "debug": True}
+    make_entry(fresh, "torch-2.11.0-cp-00000000000000fe", **debugged)
     (fresh / "native-01234567.so").touch()
     (fresh / "torch-notes.txt").touch()
     (fresh / "other").mkdir()
@@ -234,14 +252,24 @@ def filled(fresh):
 
 def test_cache_list(capsys, filled):
     status, out, _ = command(capsys, "cache", "list")
-    where, _, *rows, mark = out.splitlines()
-    assert (status, where, mark) == (0, str(filled), "* is what this environment uses")
+    where, _, *rows, debugged, mark = out.splitlines()
+    assert (status, where) == (0, str(filled))
+    assert (debugged, mark) == ("g is for gdb: FASTPATCH_DEBUG=1", "* is what this environment uses")
     assert sorted(row.split()[:-1] for row in rows) == [
         ["*", torch.__version__, "?", "1.0", "2026-05-06", "07:08"],
         ["2.11.0", "cp", "1.0", "2026-01-02", "03:04"],
         ["?", "?", "0.0", "unfinished"],
+        ["g", "2.11.0", "cp", "1.0", "2026-02-03", "04:05"],
     ]
     assert max(map(len, out.splitlines()[1:])) <= 80
+
+
+@pytest.mark.parametrize("action", ["list", "clear"])
+def test_cache_under_a_bad_variable(capsys, filled, monkeypatch, action):
+    monkeypatch.setenv("FASTPATCH_DEBUG", "yes")
+    status, out, err = command(capsys, "cache", action)
+    assert (status, out) == (1, "")
+    assert err.startswith("fastpatch: FASTPATCH_DEBUG='yes' must be 0 or 1")
 
 
 def test_cache_list_of_nothing(capsys, fresh):
@@ -267,7 +295,7 @@ def test_cache_clear_removes_what_is_ours_and_nothing_else(capsys, filled):
     (mixed / "build-by-hand").mkdir()
     (mixed / "native-89abcdef.so").symlink_to(filled / "torch-notes.txt")
     status, out, err = command(capsys, "cache", "clear")
-    assert (status, out, err) == (0, "3.0 MiB were removed\n", "")
+    assert (status, out, err) == (0, "4.0 MiB were removed\n", "")
     left = sorted(str(path.relative_to(filled)) for path in filled.rglob("*"))
     assert left == [
         "native-01234567.so",

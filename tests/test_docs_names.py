@@ -33,7 +33,7 @@ def spans(pattern: str, page: str = "") -> list[str]:
 # ----------------------------------------------------------------------------------------------------------- options
 
 
-OTHERS_OPTIONS = {"-", "-I", "-E", "-S", "-lr"}  # Python's own; an expression
+OTHERS_OPTIONS = {"-", "-I", "-E", "-S", "-lr", "-G"}  # Python's own; an expression; nvcc's
 
 
 @functools.cache
@@ -41,7 +41,8 @@ def all_options() -> str:
     """Every text that says which options there are: of the command line, pytest, scripts, compilers."""
     helps = [help_of("python", "-m", "fastpatch", name) for name in _options.COMMANDS]
     scripts = [path.read_text() for path in (ROOT / "scripts").glob("*.py")]
-    return "\n".join([_options.USAGE, help_of("pytest"), _ninja.FLAGS, *helps, *scripts])
+    compilers = [_ninja.FLAGS, _ninja._DEBUG, _ninja._DEBUG_CUDA]
+    return "\n".join([_options.USAGE, help_of("pytest"), *compilers, *helps, *scripts])
 
 
 @pytest.mark.parametrize("text", spans(r"-\S*( .*)?"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -33,6 +34,7 @@ class CacheEntry:
         python: the tag of Python's ABI.
         size: bytes of all that is ours in it.
         built: date and time, empty if no library in it is complete.
+        debug: it is for gdb.
         current: it is what this environment uses.
     """
 
@@ -41,25 +43,30 @@ class CacheEntry:
     python: str
     size: int
     built: str
+    debug: bool
     current: bool
 
 
-def build(force: bool) -> int:
-    """Compiles the library, and proves all targets; the exit status."""
+def build(force: bool, debug: bool) -> int:
+    """Compiles the library, or that for gdb, and proves all targets; the exit status."""
     if _environment.read(_environment.TARGETS).off:
         print(f"{_environment.OFF}=0 switches everything off: nothing was built", file=sys.stderr)
         return 1
+    fastpatch.targets()  # all of fastpatch is imported now
+    from .. import _build, _ninja
+
+    if debug:
+        os.environ[_ninja.DEBUG] = "1"
     try:
         if force:
-            fastpatch.targets()  # all of fastpatch is imported now
-            from .. import _build
-
             _build.rebuild()
         fastpatch.enable(strict=True)
     except fastpatch.BuildError as error:
         print(f"fastpatch: {error}", file=sys.stderr)
         return 1
     print(f"the native library is ready: {sys.modules['fastpatch._native'].__file__}")
+    if debug:
+        print(f"to use it: {_ninja.DEBUG}=1 gdb -ex run --args {sys.executable} train.py")
     return 0
 
 
@@ -80,6 +87,7 @@ def entries() -> Iterator[CacheEntry]:
                 str(manifest.get("python_abi", "?")),
                 size,
                 str(manifest.get("built_at", "")),
+                manifest.get("debug") is True,
                 path == current,
             )
 
@@ -110,7 +118,7 @@ def _newest_manifest(entry: Path) -> dict[str, Any]:
 
 def show() -> int:
     """``cache list``"""
-    from .. import _cache, _reproduction
+    from .. import _cache, _ninja, _reproduction
 
     found = list(entries())
     print(_cache.cache_dir())
@@ -120,12 +128,14 @@ def show() -> int:
     if not found:
         print("nothing has been compiled")
         return 0
-    print(f"  {'torch':<16} {'Python':<12} {'MiB':>6}  {'built':<20} entry")
+    print(f"   {'torch':<16} {'Python':<12} {'MiB':>6}  {'built':<20} entry")
     for entry in found:
         python = entry.python.removesuffix("-x86_64-linux-gnu")
         built = entry.built[:16].replace("T", " ") or "unfinished"
-        mark = "*" if entry.current else " "
+        mark = f"{'*' if entry.current else ' '}{'g' if entry.debug else ' '}"
         print(f"{mark} {entry.torch:<16} {python:<12} {entry.size / 2**20:>6.1f}  {built:<20} {entry.path.name[-16:]}")
+    if any(entry.debug for entry in found):
+        print(f"g is for gdb: {_ninja.DEBUG}=1")
     if any(entry.current for entry in found):
         print("* is what this environment uses")
     else:

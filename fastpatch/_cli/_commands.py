@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 
 from .. import _environment
+from .._errors import BuildError
 from ._options import Mistake
 
 
@@ -49,12 +51,13 @@ def _doctor(parser: argparse.ArgumentParser) -> Act:
 
 def _build(parser: argparse.ArgumentParser) -> Act:
     parser.description = "Compiles the native library now, if the cache has none. Exit status 1: it failed."
+    parser.add_argument("--debug", action="store_true", help="the one with symbols and checks, for gdb")
     parser.add_argument("--force", action="store_true", help="compile it even if the cache has one")
 
     def act(options: argparse.Namespace) -> int:
         from ._cache import build
 
-        return build(options.force)
+        return build(options.force, options.debug)
 
     return act
 
@@ -66,7 +69,11 @@ def _cache(parser: argparse.ArgumentParser) -> Act:
     def act(options: argparse.Namespace) -> int:
         from ._cache import clear, show
 
-        return show() if options.action == "list" else clear()
+        try:
+            return show() if options.action == "list" else clear()
+        except BuildError as error:
+            print(f"fastpatch: {error}", file=sys.stderr)
+            return 1
 
     return act
 

@@ -20,6 +20,8 @@ from .. import _environment
 from .._environment import TARGETS
 from .._errors import BuildError
 
+_UNUSABLE = "can't be used"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -134,8 +136,9 @@ def _with_torch() -> Iterator[Finding]:
     yield _nvcc(built)
     yield _cpu()
     yield from _gpus()
-    yield _cache(must_be_written=not built)
-    yield library
+    cache = _cache(must_be_written=not built)
+    yield cache
+    yield Finding("library", f"unknown: the cache {_UNUSABLE}") if cache.value == _UNUSABLE else library
     yield from _targets(built)
 
 
@@ -219,9 +222,9 @@ def _cache(must_be_written: bool) -> Finding:
         folder = _cache.cache_dir()
         _cache.Entry.of(_build.SOURCES, folder).is_private()
     except BuildError as error:
-        return _problem("cache", "can't be used", error)
+        return _problem("cache", _UNUSABLE, error)
     except OSError as error:
-        return _problem("cache", "can't be used", _cache.explained(error, folder))
+        return _problem("cache", _UNUSABLE, _cache.explained(error, folder))
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if must_be_written and not os.access(existing, os.W_OK | os.X_OK):
         mend = "set FASTPATCH_CACHE_DIR to a folder of your own"

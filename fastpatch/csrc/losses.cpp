@@ -219,6 +219,10 @@ bool is_recorded(const at::Tensor& input, const at::Tensor& target) {
 
 at::Tensor loss(const LossCall& call) {
   const ObservedRange range(loss_of(call.name).range);
+#ifdef FASTPATCH_DEBUG
+  LossCall again = call;
+  TORCH_INTERNAL_ASSERT(check_loss(&again) == Reason::served && again.dtype == call.dtype);
+#endif
   const bool records = is_recorded(*call.input, *call.target);
   if (records && call.threshold == 0) {
     // Nothing to gain but the way through Python: stock's graph is of three operators, the second of which keeps the

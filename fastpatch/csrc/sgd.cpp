@@ -196,6 +196,12 @@ bool lets_others_run(const std::vector<SgdItem>& items) {
 
 void sgd_step(std::vector<SgdItem>& items, size_t begin, size_t end, const SgdHyper& hyper) {
   const ObservedRange range("fastpatch::sgd");
+#ifdef FASTPATCH_DEBUG
+  for (size_t i = begin; i < end; ++i) {
+    Asked asked;
+    TORCH_INTERNAL_ASSERT(check_sgd_item(items[i], &asked) == Reason::served);
+  }
+#endif
   std::vector<SgdSlice> slices;
   slices.reserve(end - begin);
   // Stock's foreach=True multiplies all buffers of a dtype at once, unless one of them is still to be made.
