@@ -83,7 +83,7 @@ _sys.modules[__name__].__class__ = _Face
 if not _typing.TYPE_CHECKING:  # where it would make every name valid
 
     def __getattr__(name):
-        if name in ("nn", "optim"):
+        if name in ("nn", "optim", "testing"):
             return _importlib.import_module(f"{__name__}.{name}")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -91,4 +91,4 @@ if not _typing.TYPE_CHECKING:  # where it would make every name valid
         return globals()[name]
 
     def __dir__():
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__all__, "nn", "optim", "testing"})

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from . import _build, _switch, _verify
 from ._counts import Report
 from ._proof import ON
@@ -69,8 +71,10 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """
     target = next((target for target in TARGETS.values() if target.owns(fn)), None)
     if target is None:
+        # An optimizer's repr has a dozen lines.
+        shown = f"the {type(fn).__name__} itself" if isinstance(fn, torch.optim.Optimizer) else repr(fn)
         raise ValueError(
-            f"fastpatch.explain: no target serves {fn!r}; give F.smooth_l1_loss, F.huber_loss, a module of "
+            f"fastpatch.explain: no target serves {shown}; give F.smooth_l1_loss, F.huber_loss, a module of "
             "theirs, or the step of a torch.optim.SGD"
         )
     return _off(target, target.is_explicit(fn)) or target.explain(fn, args, kwargs)

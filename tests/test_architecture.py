@@ -326,3 +326,17 @@ def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match="module 'fastpatch' has no attribute 'enabel'"):
         fastpatch.enabel  # noqa: B018
     assert set(fastpatch.__all__) <= set(dir(fastpatch))
+
+
+@pytest.mark.parametrize(
+    "name", ["nn.SmoothL1Loss", "nn.functional.huber_loss", "optim.SGD", "testing.run", "testing.strategies.loss_calls"]
+)
+def test_what_lies_in_packages_is_there_without_importing_them(tmp_path, name):
+    assert run_text(f"import fastpatch\nfastpatch.{name}\nprint('there')", folder=tmp_path).stdout == "there\n"
+
+
+def test_a_name_that_is_not_in_a_package():
+    with pytest.raises(AttributeError, match=r"module 'fastpatch\.testing' has no attribute 'strategy'"):
+        fastpatch.testing.strategy  # noqa: B018
+    assert {"nn", "optim", "testing"} <= set(dir(fastpatch))
+    assert {"run", "strategies"} <= set(dir(fastpatch.testing))

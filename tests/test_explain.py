@@ -267,6 +267,14 @@ def test_unknown_functions_are_quoted(fn):
         explain(fn)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_an_optimizer_isnt_its_step(kind):
+    told = f"fastpatch.explain: no target serves the {kind.__name__} itself; give "
+    with pytest.raises(ValueError, match=told) as caught:
+        explain(kind([torch.ones(1)], lr=0.1))
+    assert "the step of a torch.optim.SGD" in str(caught.value)
+
+
 def test_unknown_functions_that_compare_like_arrays_are_quoted():
     with pytest.raises(ValueError, match=r"fastpatch\.explain: no target serves array"):
         explain(np.ones(2))

@@ -5,6 +5,9 @@
 ``run()`` does the same from Python. It and ``fastpatch.testing.strategies`` need hypothesis; all else here doesn't.
 """
 
+import importlib as _importlib
+import typing as _typing
+
 from fastpatch._difference import difference
 
 from ._case import Case
@@ -35,3 +38,13 @@ __all__ = [
     "reproduce",
     "run",
 ]
+
+if not _typing.TYPE_CHECKING:  # where it would make every name valid
+
+    def __getattr__(name):
+        if name == "strategies":  # hypothesis is imported with it
+            return _importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), "strategies"})
