@@ -2,18 +2,15 @@
 // it alone counts fallbacks.
 #include "../sgd.h"
 
-#include <c10/core/GradMode.h>
-
 #include "../entry.h"
+#include "../owned.h"
 #include "../python_tensor.h"
 #include "entries.h"
-#include "numbers.h"
-#include "optimizer.h"
 #include "optimizer_facts.h"
-#include "../owned.h"
-#include "sharded.h"
 #include "sgd.h"
+#include "sgd_call.h"
 #include "sgd_verification.h"
+#include "sharded.h"
 
 namespace fastpatch {
 
@@ -47,171 +44,6 @@ PyObject* explained(const Refusal& refusal, const Asked& asked) {
 
 namespace {
 
-enum Argument {
-  params,
-  grads,
-  buffers,
-  has_sparse_grad,
-  foreach_,
-  fused,
-  grad_scale,
-  found_inf,
-  weight_decay,
-  momentum,
-  lr,
-  dampening,
-  nesterov,
-  maximize,
-  argument_count
-};
-
-const ParameterNames& argument_names() {
-  static const ParameterNames names(
-      {"params",
-       "d_p_list",
-       "momentum_buffer_list",
-       "has_sparse_grad",
-       "foreach",
-       "fused",
-       "grad_scale",
-       "found_inf",
-       "weight_decay",
-       "momentum",
-       "lr",
-       "dampening",
-       "nesterov",
-       "maximize"},
-      weight_decay);
-  return names;
-}
-
-HyperObjects hyper_of(PyObject* const* bound) {
-  return {
-      bound[lr],
-      bound[momentum],
-      bound[dampening],
-      bound[weight_decay],
-      bound[nesterov],
-      bound[maximize],
-      bound[foreach_] == nullptr ? Py_None : bound[foreach_],
-      bound[fused] == nullptr ? Py_None : bound[fused]};
-}
-
-// Judges all but the single parameters.
-Reason parse_sgd(const Arguments& arguments, PyObject** bound, SgdHyper* hyper, Asked* asked) {
-  asked->ask(SgdGuard::signature);
-  if (!arguments.bind(argument_names(), bound)) {
-    return Reason::arguments;
-  }
-  if (!loop_is_stock()) {
-    return Reason::optimizer;
-  }
-  for (const int list : {params, grads, buffers}) {
-    if (bound[list] == nullptr || !PyList_CheckExact(bound[list])) {
-      return Reason::arguments;
-    }
-  }
-  Reason reason = check_surroundings(asked);
-  if (reason != Reason::served) {
-    return reason;
-  }
-  asked->ask(SgdGuard::scaling);
-  for (const int scalar : {grad_scale, found_inf}) {
-    if (bound[scalar] != nullptr && bound[scalar] != Py_None) {
-      return Reason::grad_scale;
-    }
-  }
-  asked->ask(SgdGuard::recording);
-  if (at::GradMode::is_enabled()) {
-    return Reason::differentiable;
-  }
-  asked->ask(SgdGuard::hyperparameters);
-  reason = parse_hyper(hyper_of(bound), hyper);
-  if (reason != Reason::served) {
-    return reason;
-  }
-  asked->ask(SgdGuard::lists);
-  const Py_ssize_t n = PyList_GET_SIZE(bound[params]);
-  if (PyList_GET_SIZE(bound[grads]) != n || (hyper->has_momentum && PyList_GET_SIZE(bound[buffers]) != n)) {
-    return Reason::arguments;
-  }
-  return Reason::served;
-}
-
-// The objects at one place of the three lists.
-struct Place {
-  PyObject* param;
-  PyObject* grad;
-  PyObject* buffer;  // None: no momentum, or its first step
-};
-
-// The lists as they were when the call came: reading DTensors runs Python code.
-class Lists {
- public:
-  Lists(PyObject* const* bound, bool has_momentum)
-      : params_(PyList_AsTuple(bound[params])),
-        grads_(PyList_AsTuple(bound[grads])),
-        buffers_(has_momentum ? PyList_AsTuple(bound[buffers]) : nullptr),
-        complete_(params_ && grads_ && (buffers_ || !has_momentum)) {}
-
-  // False with a Python error set.
-  explicit operator bool() const {
-    return complete_;
-  }
-  size_t size() const {
-    return static_cast<size_t>(PyTuple_GET_SIZE(params_.get()));
-  }
-  Place operator[](size_t i) const {
-    const auto at = [i](const Owned& list) { return PyTuple_GET_ITEM(list.get(), static_cast<Py_ssize_t>(i)); };
-    return {at(params_), at(grads_), buffers_ ? at(buffers_) : Py_None};
-  }
-
- private:
-  Owned params_;
-  Owned grads_;
-  Owned buffers_;
-  bool complete_;
-};
-
-// One place of the three lists, or why it can't be served.
-Reason parse_item(const Place& place, bool has_momentum, SgdItem* item, Asked* asked) {
-  asked->ask(SgdGuard::param_kind);
-  item->first = has_momentum && place.buffer == Py_None;
-  if (is_dtensor(place.param)) {
-    return read_shards(place.param, place.grad, place.buffer, item, asked);
-  }
-  if (exact_tensor(place.param) == nullptr) {
-    return why_not_exact(place.param);
-  }
-  asked->ask(SgdGuard::grad_kind);
-  if (exact_tensor(place.grad) == nullptr) {
-    return why_not_exact(place.grad);
-  }
-  return read_tensors(*exact_tensor(place.param), *exact_tensor(place.grad), place.buffer, item, asked);
-}
-
-// The same, after the self-test on its device if that wasn't made yet.
-Reason judge_item(const Place& place, bool has_momentum, SgdItem* item, Asked* asked) {
-  Reason reason = parse_item(place, has_momentum, item, asked);
-  while (C10_UNLIKELY(reason == Reason::cuda_unproven) && sgd_target.prove_on_cuda()) {
-    *item = SgdItem();
-    reason = parse_item(place, has_momentum, item, asked);
-  }
-  return reason;
-}
-
-// Will stock update all parameters as with foreach=True, though nobody asked for it?
-bool stock_chooses_foreach(const Lists& lists, const SgdHyper& hyper) {
-  for (size_t i = 0; hyper.chooses_foreach && i < lists.size(); ++i) {
-    PyObject* const param = lists[i].param;
-    const bool is_plain = exact_tensor(param) != nullptr || is_dtensor(param);
-    if (!is_plain || !any_tensor(param).is_cuda()) {
-      return false;
-    }
-  }
-  return hyper.chooses_foreach && lists.size() > 0;
-}
-
 // Hands places [begin, end) to stock, and takes the buffers it made even when it raises half-way.
 bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_ssize_t begin, Py_ssize_t end) {
   const bool part = end - begin < PyList_GET_SIZE(bound[params]);
@@ -229,14 +61,14 @@ bool call_stock(PyObject* stock, PyObject* const* bound, bool has_momentum, Py_s
     return false;
   }
   for (int name = buffers + 1; name < argument_count; ++name) {
-    if (bound[name] != nullptr && PyDict_SetItem(keywords.get(), argument_names()[name], bound[name]) < 0) {
+    if (bound[name] != nullptr && PyDict_SetItem(keywords.get(), sgd_argument_names()[name], bound[name]) < 0) {
       return false;
     }
   }
   // Stock's default looks at all parameters: with a CPU tensor among them, as the served ones are, it is the plain
   // loop.
   for (const int request : {foreach_, fused}) {
-    if (part && PyDict_SetItem(keywords.get(), argument_names()[request], Py_False) < 0) {
+    if (part && PyDict_SetItem(keywords.get(), sgd_argument_names()[request], Py_False) < 0) {
       return false;
     }
   }
@@ -292,6 +124,25 @@ PyObject* refuse_group(const Entry& entry, Switch state, Reason reason, const Ar
   return arguments.call(entry.stock);
 }
 
+// Judges each place, and returns why all of them have to go to stock. A Python error may be set.
+Reason judge_places(
+    const Lists& lists,
+    const SgdHyper& hyper,
+    Switch state,
+    std::vector<SgdItem>* items,
+    std::vector<Reason>* reasons,
+    Asked* asked) {
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const Reason reason = judge_place(lists[i], hyper.has_momentum, &(*items)[i], asked);
+    if (PyErr_Occurred() || (reason != Reason::served && (hyper.foreach || forbids_fallback(state)))) {
+      return reason;
+    }
+    (*reasons)[i] = reason;
+    (*items)[i].own();
+  }
+  return check_sgd_group(*items, 0, items->size(), hyper, asked);
+}
+
 PyObject* serve_places(
     const Entry& entry, Switch state, PyObject* const* bound, SgdHyper hyper, const Arguments& arguments) {
   const Lists lists(bound, hyper.has_momentum);
@@ -303,19 +154,12 @@ PyObject* serve_places(
   std::vector<SgdItem> items(n);
   std::vector<Reason> reasons(n);
   Asked asked;
-  for (size_t i = 0; i < n; ++i) {
-    reasons[i] = judge_item(lists[i], hyper.has_momentum, &items[i], &asked);
-    if (PyErr_Occurred()) {
-      return nullptr;
-    }
-    if (reasons[i] != Reason::served && (hyper.foreach || forbids_fallback(state))) {
-      return refuse_group(entry, state, reasons[i], arguments);
-    }
-    items[i].own();
+  const Reason whole = judge_places(lists, hyper, state, &items, &reasons, &asked);
+  if (PyErr_Occurred()) {
+    return nullptr;
   }
-  const Reason order = check_sgd_group(items, 0, n, hyper, &asked);
-  if (order != Reason::served) {
-    return refuse_group(entry, state, order, arguments);
+  if (whole != Reason::served) {
+    return refuse_group(entry, state, whole, arguments);
   }
   // Once other code has run tensors may have changed.
   bool others_ran = false;
@@ -400,7 +244,7 @@ PyObject* explain_function(PyObject*, PyObject* args, PyObject* keywords) {
       hyper.foreach = hyper.foreach || (lists && stock_chooses_foreach(lists, hyper));
       std::vector<SgdItem> items(lists ? lists.size() : 0);
       for (size_t i = 0; reason == Reason::served && i < items.size(); ++i) {
-        reason = judge_item(lists[i], hyper.has_momentum, &items[i], &asked);
+        reason = judge_place(lists[i], hyper.has_momentum, &items[i], &asked);
         items[i].own();
         place = static_cast<Py_ssize_t>(i);
       }
