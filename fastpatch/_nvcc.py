@@ -27,6 +27,18 @@ LIBRARIES = "-lcudart -lc10_cuda"
 _DEFAULT_ARCHITECTURES = ("8.0", "9.0")
 _ARCHITECTURE = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
+# Generations, by the names that torch.utils.cpp_extension takes too, with the architectures it means by them.
+_GENERATIONS = {
+    "Maxwell": ("5.0", "5.2+PTX"),
+    "Pascal": ("6.0", "6.1+PTX"),
+    "Volta": ("7.0+PTX",),
+    "Turing": ("7.5+PTX",),
+    "Ampere": ("8.0", "8.6+PTX"),
+    "Ada": ("8.9+PTX",),
+    "Hopper": ("9.0+PTX",),
+    "Blackwell": ("10.0", "10.3", "12.0", "12.1+PTX"),
+}
+
 
 @dataclass(frozen=True)
 class Toolkit:
@@ -93,15 +105,18 @@ def folders_of_libraries(toolkit: Toolkit) -> list[str]:
 
 
 def architectures() -> tuple[str, ...]:
-    """Those to compile for, e.g. ``("8.0+PTX", "9.0")``: ``$TORCH_CUDA_ARCH_LIST``, else those of the visible GPUs,
-    with code from which newer ones can make their own."""
-    if text := os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip():
-        asked = tuple(re.split(r"[;,\s]+", text))
+    """Those to compile for, e.g. ``("8.0+PTX", "9.0")``: ``$TORCH_CUDA_ARCH_LIST``, else (or for ``native``) those of
+    the visible GPUs, with code from which newer ones can make their own."""
+    text = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    if text not in ("", "native"):
+        words = re.split(r"[;,\s]+", text)
+        asked = dict.fromkeys(arch for word in words for arch in _GENERATIONS.get(word, (word,)))
         if bad := next((arch for arch in asked if not _ARCHITECTURE.fullmatch(arch)), None):
             raise BuildError(
-                f"TORCH_CUDA_ARCH_LIST={text!r}: {bad!r} is no architecture; give numbers, such as '8.0;9.0+PTX'"
+                f"TORCH_CUDA_ARCH_LIST={text!r}: {bad!r} is no architecture; give numbers, such as '8.0;9.0+PTX', "
+                f"or names out of {', '.join(_GENERATIONS)}, or 'native'"
             )
-        return asked
+        return tuple(asked)
     seen = _visible() or _DEFAULT_ARCHITECTURES
     return (f"{seen[0]}+PTX", *seen[1:])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -165,13 +166,26 @@ def test_architectures_that_are_asked_for(text: str, monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hopper", ("9.0+PTX",)),
+        ("Turing;Ampere", ("7.5+PTX", "8.0", "8.6+PTX")),
+        ("8.0 Ampere", ("8.0", "8.6+PTX")),
+    ],
+)
+def test_generations_by_name(text: str, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
+    assert _nvcc.architectures() == expected
+
+
 def test_special_architectures() -> None:
     assert _nvcc.architecture_flags(("9.0a", "12.0")) == (
         "-gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_120,code=sm_120"
     )
 
 
-@pytest.mark.parametrize("text", ["Hopper", "8.0;sm_90", "8", "8.0;;9.0"])
+@pytest.mark.parametrize("text", ["hopper", "8.0;sm_90", "8", "Ampere+PTX", "8.0;;9.0"])
 def test_no_architecture_is_quoted(
     text: str, toolkit: Toolkit, sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +193,9 @@ def test_no_architecture_is_quoted(
     if text == "8.0;;9.0":
         assert _nvcc.architectures() == ("8.0", "9.0")
         return
-    with pytest.raises(BuildError, match=f"TORCH_CUDA_ARCH_LIST='{text}': .* is no architecture; give numbers"):
+    with pytest.raises(
+        BuildError, match=f"TORCH_CUDA_ARCH_LIST='{re.escape(text)}': .* is no architecture; give numbers"
+    ):
         _build.load_from(sources)
 
 
@@ -198,6 +214,8 @@ def test_architectures_of_the_visible_gpus(
     program.write_text(f"#!/bin/sh\nprintf '{answer}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert _nvcc.architectures() == expected
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "native")
     assert _nvcc.architectures() == expected
 
 
