@@ -63,7 +63,7 @@ class Progress:
             self._live = sys.stderr.isatty()
 
     def say(self, text: str) -> None:
-        _logger.info(text)
+        _logger.info(text, extra={"on_stderr": True})
         self._write(f"\r\x1b[Kfastpatch: {text}\n" if self._live else f"fastpatch: {text}\n")
 
     def step(self, done: int, total: int) -> None:

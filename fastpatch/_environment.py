@@ -117,10 +117,11 @@ else:
 
 
 class _ToStderr(_Handler):
-    """Writes to whatever ``sys.stderr`` is at the time: it may be replaced, or None."""
+    """Writes to whatever ``sys.stderr`` is at the time: it may be replaced, or None. Not what stands there already, as
+    the progress of a build does."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if sys.stderr is not None:
+        if sys.stderr is not None and not getattr(record, "on_stderr", False):
             self.stream = sys.stderr
             super().emit(record)
 

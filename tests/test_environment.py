@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from _cli_helpers import NOTHING, must, python
 
 import fastpatch
-from fastpatch import _environment
+from fastpatch import _compile, _environment
 from fastpatch.targets import TARGETS
 
 ALL = fastpatch.targets()
@@ -139,6 +139,15 @@ def test_log(monkeypatch, logger, level, shown):
     assert logger.level == getattr(logging, level.upper())
     monkeypatch.setattr("sys.stderr", None)
     fastpatch.enable("sgd")
+
+
+def test_log_shows_the_progress_of_a_build_once(monkeypatch, logger):
+    monkeypatch.setenv("FASTPATCH_LOG", "info")
+    fastpatch.enable("sgd")
+    stderr = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stderr)
+    _compile.Progress().say("compiling")
+    assert stderr.getvalue() == "fastpatch: compiling\n"
 
 
 BAD = [
